@@ -1,0 +1,48 @@
+"""Whom the checks grade: the reference, or with `--impl FILE` a learner's own file."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--impl", metavar="FILE", help="grade this file instead of tinyharness.py")
+    parser.addoption("--long", action="store_true", help="run the long sweeps too")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: a long sweep; runs with --long, as in CI")
+    chosen = config.getoption("--impl")
+    if chosen and not Path(chosen).is_file():
+        raise pytest.UsageError(f"--impl {chosen}: there is no such file, so there is nothing to grade")
+
+
+def pytest_report_header(config):
+    chosen = config.getoption("--impl")
+    return f"grading: {chosen or 'tinyharness.py (the reference)'}"
+
+
+def pytest_collection_modifyitems(config, items):
+    """With --impl only what grades an implementation runs; without --long, no long sweep."""
+    if config.getoption("--impl"):
+        items[:] = [item for item in items if "impl" in getattr(item, "fixturenames", ())]
+    if not config.getoption("--long"):
+        skip = pytest.mark.skip(reason="a long sweep: python -m pytest --long")
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def impl(pytestconfig):
+    """The module under test: the reference, or the learner's file."""
+    chosen = pytestconfig.getoption("--impl")
+    spec = importlib.util.spec_from_file_location("implementation", chosen or ROOT / "tinyharness.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,965 @@
+#!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["openai>=3.16"]
+# ///
+"""tinyharness: an agent that cannot lose your session, in one file made for reading.
+
+    python tinyharness.py [PROMPT]    take one turn; without PROMPT ask for prompts, or read one
+      --resume PATH|ID|last           go on with a session: show what was found, then wait
+      --demo                          kill a real agent in the middle of a tool, and resume it
+      --rehearse                      play the built-in rehearsal model: scripted, offline
+      --model NAME                    ask this model; default OPENAI_MODEL (with OPENAI_API_KEY
+                                      or OPENAI_BASE_URL set; else the rehearsal model plays)
+      --yes                           allow every call of a tool without asking
+      --workspace DIR                 where the tools work; default here
+      --sessions DIR                  where sessions are kept; default .tinyharness/sessions
+      --version, --help
+
+A session is one append-only JSONL file. Everything else is a fold of its records:
+
+    {"event": "session", "id": ..., "cwd": ..., "model": ...}         events: what happened
+    {"role": "assistant", "tool_calls": [{"id": "c1", ...}]}          messages: what was said
+    {"event": "started", "tool_call_id": "c1", "tool": "bash"}        on disk before the effect
+    {"role": "tool", "tool_call_id": "c1", "content": "..."}          on disk before the next step
+
+In reading order: 1 loop, 2 tools, 3 log, 4 repair, 5 intent, 6 control, 7 resume, 8 lifecycle,
+the models, the command line. The number of a section is its milestone in the course.
+
+What it does not do: no sandbox (bash can do what you can do), no images, no parallel tools,
+no lock on Windows, no rollback of files.
+"""
+
+import sys
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
+    sys.exit(print(__doc__))  # before the other imports, which take longer than all the rest
+
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+import stat
+import time
+import types
+
+try:
+    import fcntl
+except ImportError:  # Windows has no lock of this kind
+    fcntl = None
+
+VERSION = "0.7"
+SESSIONS = os.path.join(".tinyharness", "sessions")
+HEAD_BYTES, TAIL_BYTES = 10_000, 20_000  # what is kept of each end of a tool's output
+BASH_SECONDS = 600  # the longest that a command may run
+DEFAULT_MODEL = "gpt-5-mini"
+WORDS = "otter heron badger lynx marten falcon hedgehog beaver plover raven salmon weasel".split()
+SYSTEM_PROMPT = """You are a careful coding agent at work in {workspace}.
+Use the tools to look before you act, and run the tests after each change."""
+
+TOOLS = {}  # name -> function; the decorator `tool` fills it
+JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean",
+              "list": "array", "dict": "object"}
+ROLES = ("system", "user", "assistant", "tool")
+GAP = re.compile(r"[\s\0\ufeff]*")  # between records: white space, NUL blocks, byte order marks
+DECODE = json.JSONDecoder().raw_decode
+
+NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
+APPLIED = "applied: the file holds exactly the bytes that this call asked for; do not repeat it"
+NOT_APPLIED = "not applied: the file is as it was before; call it again if it is still wanted"
+DIFFERS = "differs: the file is neither as before nor as asked for; look at it before you go on"
+INTERRUPTED = "interrupted: it only reads, so it is safe to call again"
+UNKNOWN = "outcome unknown: it may have run fully, partly or not at all; check before you repeat it"
+
+
+class SessionError(Exception):
+    """A session that cannot be used: the text says which, why, and what to do now."""
+
+
+class ModelError(Exception):
+    """A request to the model that failed: nothing of it is stored."""
+
+
+# ── §1 loop ───────────────────────────────────────────────────────────────────────────────────────
+# An agent is a loop: messages go to the model, its calls to the tools, their results to the model.
+
+def run_turn(session, prompt, model, tools=None, approve=None, show=print, listen=list) -> str:
+    """Run one turn and return the model's last words; a blank prompt is neither sent nor stored.
+    `model` is any function from (messages, tools) to an assistant message; `approve` says of
+    (name, arguments) why not, or None; `listen` returns the lines that were typed meanwhile.
+    Promise: each message and each result is on disk before the step that builds on it.
+    If killed here: the log is a prefix of this turn, and `load_session` makes it valid.
+    """
+    tools, words = TOOLS if tools is None else tools, ""
+    if not prompt.strip():
+        return words
+    with control_turn(session):
+        more = session.add_prompts([prompt])
+        while more:
+            messages = repair(session.records, SYSTEM_PROMPT.format(workspace=session.workspace))
+            reply = model(messages, [describe_tool(tool) for tool in tools.values()])
+            session.append({**reply, "role": "assistant"})
+            words, calls = text_of(reply.get("content")), open_calls(session.records[-1:])
+            if words.strip() and not getattr(model, "streams", False):
+                show(words)
+            for call in calls:
+                result = run_call(session, call, tools, approve)
+                session.append({"role": "tool", "tool_call_id": call.id, "content": result})
+                show(summarize_call(call, result))
+            # No call is open here: a typed line cannot come between a call and its result.
+            more = session.add_prompts(listen()) or calls
+    return words
+
+def run_call(session, call, tools, approve) -> str:
+    """Take one call from the model's wish to the one text that answers it, whatever happens."""
+    tool, arguments = tools.get(call.name), json.loads(call.arguments)
+    if call.cut_off:
+        return "not run: the reply was cut at the length limit, its arguments may be incomplete"
+    if tool is None:
+        return f"error: there is no tool {call.name!r}, only {', '.join(tools)}"
+    if approve and not tool.read_only and (refusal := approve(call.name, arguments)):
+        return f"refused: {refusal}"
+    try:
+        # What fails in planning has not begun, and leaves no `started`.
+        change = tool(session, **arguments) if tool.plans else ()
+        session.append(make_intent(call, tool, *change))
+        return str(replace_file(*change) if change else tool(session, **arguments))
+    except SessionError:
+        raise  # of the log: no tool runs on
+    except (Exception, SystemExit) as error:
+        return f"error: {type(error).__name__}: {error}"
+
+
+# ── §2 tools ──────────────────────────────────────────────────────────────────────────────────────
+# A tool is a plain function in a table; its schema is read from its signature and docstring.
+
+def tool(table, read_only=False, plans=False):
+    """Decorator: put a function of (session, the model's arguments) into a table of tools.
+    One that plans changes nothing itself: it returns a path, and the bytes that are to be there."""
+    def add(function):
+        function.read_only, function.plans = read_only, plans
+        return table.setdefault(function.__name__, function)
+    return add
+
+def describe_tool(function) -> dict:
+    """The Chat Completions schema of a tool: a parameter with a type is the model's to fill."""
+    hints = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    kinds = [{"type": JSON_TYPES[getattr(hint, "__name__", hint)]} for hint in hints.values()]
+    required = list(hints)[: len(hints) - len(function.__defaults__ or ())]
+    schema = {"type": "object", "properties": dict(zip(hints, kinds)), "required": required}
+    about = {"name": function.__name__, "description": " ".join((function.__doc__ or "").split())}
+    return {"type": "function", "function": {**about, "parameters": schema}}
+
+def clip(output, size) -> str:
+    """The head and the tail of `size` bytes of output, with a note of what was cut between."""
+    del output[HEAD_BYTES:-TAIL_BYTES]
+    if size > len(output):
+        output[HEAD_BYTES:HEAD_BYTES] = f"\n[... {size - len(output)} bytes cut ...]\n".encode()
+    return output.decode("utf-8", "replace")
+
+def inside(session, path) -> str:
+    """The real path of a file in the workspace; PermissionError if it is not for the model."""
+    root = os.path.realpath(session.workspace)
+    real = os.path.realpath(os.path.join(root, path))
+    parts = os.path.relpath(real, root).split(os.sep)
+    endless = os.path.exists(real) and not os.path.isfile(real)
+    if parts[0] == ".." or ".tinyharness" in parts or endless:
+        raise PermissionError(f"{path} is outside the workspace, the harness's own, or no file")
+    return real
+
+def replace_file(path, data) -> str:
+    """Put new bytes in the place of a file: a kill leaves the old file or the new, never half."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = os.path.join(os.path.dirname(path), f".tinyharness-{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb", 0) as file:
+            if os.path.exists(path):
+                os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
+            write_all(file, data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_folders(path)
+    return f"wrote {len(data)} bytes to {os.path.basename(path)}"
+
+@tool(TOOLS, read_only=True)
+def read_file(session, path: str, start: int = 1, lines: int = 2000) -> str:
+    """Read a text file of the workspace: `lines` lines from line `start` on, counted from 1."""
+    with open(inside(session, path), "rb") as file:
+        every = file.read().splitlines(keepends=True)[max(start, 1) - 1 :]
+    wanted = bytearray().join(every[:lines])
+    more = f"\n[{len(every) - lines} more lines]" if len(every) > lines else ""
+    return clip(wanted, len(wanted)) + more
+
+@tool(TOOLS, plans=True)
+def write_file(session, path: str, content: str) -> tuple:
+    """Write a whole text file of the workspace, new or in place of the old one."""
+    return inside(session, path), content.encode()
+
+@tool(TOOLS, plans=True)
+def edit_file(session, path: str, old: str, new: str) -> tuple:
+    """Replace the text `old`, which must be in the file exactly once, by `new`."""
+    with open(inside(session, path), "rb") as file:
+        data = file.read()
+    # The lookahead counts overlapping matches too, which bytes.count does not.
+    matches = len(re.findall(b"(?=" + re.escape(old.encode()) + b")", data)) if old else 0
+    if matches != 1:
+        raise ValueError(f"the old text is {matches} times in {path}; it must be there once")
+    return inside(session, path), data.replace(old.encode(), new.encode())
+
+@tool(TOOLS)
+def bash(session, command: str, timeout: float = 120) -> str:
+    """Run a bash command in the workspace, without input; what it leaves running is ended."""
+    # These imports take as long as starting Python, and --help does without them.
+    import subprocess
+    import threading
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    secretless = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
+    place = {"cwd": session.workspace, "env": secretless, "start_new_session": True}
+    output, sizes, limit = bytearray(), [], min(float(timeout), BASH_SECONDS)
+    ending = f"timed out; {UNKNOWN}"
+    def drain():
+        while chunk := os.read(process.stdout.fileno(), 65_536):
+            sizes.append(len(chunk))
+            output.extend(chunk)
+            del output[HEAD_BYTES:-TAIL_BYTES]
+    # A thread reads: a grandchild that keeps the pipe can keep the thread, but not the harness.
+    reader = threading.Thread(target=drain, daemon=True)
+    process = subprocess.Popen(["bash", "-c", command], **place, **pipes)
+    try:
+        reader.start()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ending = f"exit code {process.wait(limit)}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        reader.join(1)
+    return f"{clip(output, sum(sizes)).rstrip()}\n[{ending}]".lstrip("\n")
+
+
+# ── §3 log ────────────────────────────────────────────────────────────────────────────────────────
+# Append a line and sync it. Read line by line, and let no damaged line cost another one.
+
+def clean(text) -> str:
+    """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+def encode_record(record) -> bytes:
+    """One line of UTF-8 that a person can read; ValueError or TypeError if it is no JSON."""
+    text = clean(json.dumps(record, ensure_ascii=False, allow_nan=False))
+    for separator in "\u2028\u2029\u0085":  # other readers split lines there
+        text = text.replace(separator, f"\\u{ord(separator):04x}")
+    return text.encode() + b"\n"
+
+def open_log(path):
+    """Open a log, unbuffered; a new one, and its folder, can be read by its owner only."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    return open(path, "ab+", 0, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+def write_all(file, data):
+    """Write bytes to an unbuffered file, and sync them: they survive a kill and a power loss."""
+    while data:  # a disk that fills up takes a part, and refuses only the rest
+        data = data[file.write(data) :]
+    getattr(os, "fdatasync", os.fsync)(file.fileno())
+
+def sync_folders(path):
+    """Put a file's name on disk, and the names of its folders, which may be as new as the file."""
+    folder = os.path.dirname(os.path.abspath(path))
+    with contextlib.suppress(PermissionError):  # a folder that we may not read is not new
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    if folder != os.path.dirname(folder):
+        sync_folders(folder)
+
+def append_jsonl(path, record):
+    """Add a record to a log as one line of JSON.
+    Errors: ValueError or TypeError before the file is touched; OSError from the disk.
+    Promise: on disk when it returns; old bytes stay; a torn last line never swallows this one.
+    If killed here: the log ends in this record or in a torn line, which the next append closes.
+    """
+    data = encode_record(record)
+    with open_log(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if size and file.read(1) != b"\n":
+            data = b"\n" + data
+        write_all(file, data)
+    if not size:
+        sync_folders(path)
+
+def read_jsonl(path, skipped=None) -> list:
+    """All records of a log, [] without a file; `skipped` collects (line number, problem) pairs."""
+    records = []
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for number, line in enumerate(file, 1):  # read as bytes, a line ends at b"\n" only
+            found, problem = parse_line(line)
+            records += found
+            if problem and skipped is not None:
+                skipped.append((number, problem))
+    return records
+
+def parse_line(line) -> tuple:
+    """The records on a line (two, where a newline was lost), and what is wrong with the line."""
+    text, records = line.decode("utf-8", "replace"), []
+    damaged = "\0" in text or ("\ufffd" in text and text.encode() != line)
+    problem, position = "bytes that are no text" if damaged else "", GAP.match(text).end()
+    while 0 <= position < len(text):
+        try:
+            value, position = DECODE(text, position)
+            position = GAP.match(text, position).end()
+            records += [value] if is_record(value) else []
+            problem = problem or ("" if is_record(value) else "neither a message nor an event")
+        except (ValueError, RecursionError) as error:
+            # A torn record breaks the grammar a few characters into the next one at the latest.
+            # No record holds another one, so what begins there is not the inside of this one.
+            problem, place = "torn or damaged JSON", getattr(error, "pos", len(text))
+            position = text.find('{"', max(position + 1, place - 8))
+    return records, problem
+
+def is_record(value) -> bool:
+    """Whether a JSON value is a message or an event."""
+    fields = value if isinstance(value, dict) else {}
+    return fields.get("role") in ROLES or isinstance(fields.get("event"), str)
+
+
+# ── §4 repair ─────────────────────────────────────────────────────────────────────────────────────
+# Any list of records becomes a history that a provider accepts: results are grouped under calls.
+
+def dicts_in(value) -> list:
+    """The objects in a list; none if it is no list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+def text_of(content) -> str:
+    """All text in a string or in a list of content blocks; "" in anything else."""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return clean("\n".join(text for text in texts if isinstance(text, str)))
+
+def arguments_text(said) -> str:
+    """Arguments as a string that holds a JSON object, whatever the model said."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        value = json.loads(said) if isinstance(said, str) else said
+        if isinstance(value, dict):
+            text = clean(json.dumps(value, ensure_ascii=False, allow_nan=False))
+            # Letter for letter, unless an escape may hide half a character.
+            return clean(said) if isinstance(said, str) and "\\u" not in said else text
+    broken = isinstance(said, str) and said.strip() not in ("", "null")
+    return json.dumps({"arguments_were_no_json_object": clean(said)} if broken else {})
+
+def read_message(record) -> tuple:
+    """The text, calls and results of a message, in the API's dialect or in the chapter's blocks."""
+    role, content = record["role"], record.get("content")
+    calls = [(call.get("id"), call.get("function")) for call in dicts_in(record.get("tool_calls"))]
+    results = [(record.get("tool_call_id"), text_of(content))] if role == "tool" else []
+    for block in dicts_in(content):
+        if block.get("type") == "tool_use":
+            calls.append((block.get("id"), {**block, "arguments": block.get("input")}))
+        elif block.get("type") == "tool_result":
+            results.append((block.get("tool_use_id"), text_of(block.get("content"))))
+    return text_of(content), calls if role == "assistant" else [], results
+
+def new_call(said, function, sent_ids, record, ours):
+    """A call: what was asked, how it is sent; later whether it began, and its result."""
+    function = function if isinstance(function, dict) else {}
+    call = types.SimpleNamespace(id=text_of(said), name=text_of(function.get("name")))
+    call.started, call.result, call.synthetic = {}, "", False
+    call.cut_off = record.get("finish_reason") == "length"
+    # Only a record of our own promises that the log would say so if the call had begun.
+    call.ours = ours and "ts" in record
+    # Its own id, or one of nine letters and digits, which every provider takes.
+    sent_id, number = call.id, len(sent_ids)
+    while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
+        sent_id, number = f"call{number:05d}", number + 1
+    sent_ids.add(sent_id)
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unknown"
+    call.arguments = arguments_text(function.get("arguments"))
+    function = {"name": name, "arguments": call.arguments}
+    call.sent = {"id": sent_id, "type": "function", "function": function}
+    return call
+
+def group_calls(records) -> list:
+    """The fold: (role, text, calls) of each message, each call with what became of it."""
+    groups, by_id, sent_ids, ours = [], {}, set(), False
+    for record in filter(is_record, records):
+        if record.get("role") not in ROLES:
+            ours = ours or "format" in record
+            calls = by_id.get(text_of(record.get("tool_call_id")), [])
+            waiting = [call for call in calls if not call.started and not call.result]
+            for call in waiting[: record["event"] == "started"]:
+                call.started = record
+            continue
+        text, said, results = read_message(record)
+        for said_id, result in results:
+            calls = by_id.get(text_of(said_id), [])
+            waiting = [call for call in calls if not call.result]
+            # A real result beats a synthetic one, and the first real one stands.
+            waiting += [call for call in calls if call.synthetic and "verdict" not in record]
+            for call in waiting[:1]:
+                call.result = result if result.strip() else "(no output)"
+                call.synthetic = "verdict" in record
+            groups += [] if calls else [("orphan", result, ())]
+        calls = [new_call(*each, sent_ids, record, ours) for each in said]
+        # From here on an id means these calls, and no id the first of them that has none.
+        by_id.update({call.id: [each for each in calls if each.id == call.id] for call in calls})
+        by_id.update({"": sorted(calls, key=lambda call: call.id != "")} if calls else {})
+        if record["role"] != "tool" and (text.strip() or calls):
+            groups.append((record["role"], text, calls))
+    return groups
+
+def open_calls(records) -> list:
+    """The calls without a result, in order."""
+    return [call for _, _, calls in group_calls(records) for call in calls if not call.result]
+
+def repair(records, prompt="") -> list:
+    """Turn any list of records into messages ready to send: pure, total, linear, idempotent."""
+    messages, system = [], {prompt: None}  # a dict keeps each text once, in order
+    for role, text, calls in group_calls(records):
+        if role == "system":
+            system[text] = None
+        elif role != "orphan":
+            sent = {"tool_calls": [call.sent for call in calls]} if calls else {}
+            messages.append({"role": role, "content": text if text.strip() else None, **sent})
+        for call in calls:
+            result = call.result or f"no result is in the log; {judge_call(call)}"
+            messages.append({"role": "tool", "tool_call_id": call.sent["id"], "content": result})
+    first = "\n\n".join(filter(None, system))
+    return [{"role": "system", "content": first}, *messages] if first else messages
+
+def load_session(path) -> list:
+    """The messages of a session, ready to send; [] if there is no file. Errors: OSError.
+    Promise: reads only; nothing is changed, executed or sent."""
+    return repair(read_jsonl(path))
+
+
+# ── §5 intent ─────────────────────────────────────────────────────────────────────────────────────
+# A `started` record before each effect tells apart: never ran, ran, or nobody can know.
+
+def hash_file(path, data=None) -> str:
+    """SHA-256 of what a file holds, or is to hold; this is the probe, and it only reads."""
+    import hashlib
+    if data is None:
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            data = file.read()
+    return "no file" if data is None else hashlib.sha256(data).hexdigest()
+
+def make_intent(call, tool, path="", data=b"") -> dict:
+    """The record that is on disk before an effect; of a planned one it holds both hashes."""
+    intent = {"event": "started", "tool_call_id": call.id, "tool": call.name}
+    if path:
+        intent |= {"path": path, "before": hash_file(path), "after": hash_file(path, data)}
+    return {**intent, "read_only": tool.read_only}
+
+def judge_call(call, probe=None) -> str:
+    """The verdict on a call without a result: from the log alone, or with a look at the file."""
+    if not call.started:
+        return NOT_STARTED if call.ours else UNKNOWN
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError):  # no plan, or no look
+        seen = {call.started["before"]: NOT_APPLIED, call.started["after"]: APPLIED}
+        return seen.get(probe(call.started["path"]), DIFFERS) if probe else UNKNOWN
+    return INTERRUPTED if call.started.get("read_only") else UNKNOWN
+
+def settle_calls(session, cause="the harness stopped"):
+    """Put a verdict on disk for each open call: the same after a crash and after Ctrl-C."""
+    for call in open_calls(session.records):
+        verdict = judge_call(call, hash_file)
+        text = f"{cause} {'while it ran' if call.started else 'before it began'}; {verdict}"
+        result = {"role": "tool", "tool_call_id": call.id, "content": text}
+        session.append({**result, "verdict": verdict.partition(":")[0]})
+
+
+# ── §6 control ────────────────────────────────────────────────────────────────────────────────────
+# A turn can be stopped or steered at any moment, and the history stays valid.
+
+@contextlib.contextmanager
+def control_turn(session):
+    """Open a turn, and close it however it ends: done, aborted, or error."""
+    if session.in_turn:
+        raise RuntimeError("this session is in a turn: steer(text) adds to it, abort() ends it")
+    session.in_turn, ending = True, {"event": "turn", "state": "error"}
+    try:
+        settle_calls(session)
+        yield
+        ending["state"] = "done"
+    except (KeyboardInterrupt, ModelError) as reason:
+        ending["reason"] = f"{type(reason).__name__} {reason}".strip()
+        ending["state"] = "error" if isinstance(reason, ModelError) else "aborted"
+        # The interrupt may have come between the file and the memory: the file is right.
+        session.records = read_jsonl(session.path)
+        settle_calls(session, "interrupted by the user")
+        raise
+    finally:
+        session.in_turn = False
+        session.append(ending)
+
+
+# ── §7 resume ─────────────────────────────────────────────────────────────────────────────────────
+# Lock, load, say what was found, wait for the user. Nothing runs by itself.
+
+class Session:
+    """One session file, held by this process alone; a missing one is made. Errors: SessionError."""
+
+    def __init__(self, path, workspace=None, model=None):
+        self.path, self.workspace, self.model = os.path.abspath(path), workspace, model
+        self.in_turn, self.announced, self.inbox, self.skipped = False, False, [], []
+
+    def __enter__(self):
+        try:
+            self.file = open_log(self.path)
+            # The lock ends with its process: a free lock and an open turn mean a crash.
+            fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            last = ([record for record in read_jsonl(self.path) if "pid" in record] or [{}])[-1]
+            who = f"last writer: pid {last.get('pid')} since {last.get('created')}"
+            raise SessionError(f"{self.path} is held by another process ({who}); let it end, or "
+                               "copy the file: the copy is an independent session") from None
+        except OSError as error:
+            raise SessionError(f"cannot open {self.path}: {error.strerror}") from error
+        if fcntl:  # a fork without exec would share the lock, and keep it when we are dead
+            os.register_at_fork(after_in_child=self.file.close)
+        self.records = read_jsonl(self.path, self.skipped)
+        # Where it worked and with which model, unless the caller says otherwise.
+        first = next((record for record in self.records if "cwd" in record), {})
+        self.workspace = os.path.abspath(self.workspace or text_of(first.get("cwd")) or ".")
+        self.model = self.model or text_of(first.get("model"))
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def append(self, record):
+        """Put a record on disk, then into memory; the first one says who writes from here on."""
+        opened = {"event": "resumed" if self.records else "session", "format": 1}
+        opened |= {"id": session_id(self.path), "cwd": self.workspace, "model": self.model}
+        opened |= {"pid": os.getpid(), "created": time.strftime("%F %T %z")}
+        for each in [record] if self.announced else [opened, record]:
+            each = {**each, "ts": round(time.time(), 3)}
+            try:
+                if not os.path.samestat(os.stat(self.path), os.fstat(self.file.fileno())):
+                    raise OSError(errno.ESTALE, "it was replaced while in use")
+                append_jsonl(self.path, each)
+            except OSError as error:
+                self.records = read_jsonl(self.path)  # as far as the disk took it
+                raise SessionError(f"cannot write {self.path}: {error.strerror}") from error
+            self.records.append(each)
+            self.announced = True
+
+    def add_prompts(self, lines) -> bool:
+        """Append what the user typed or steered, but no blank line; whether there was any."""
+        lines, self.inbox = [line for line in [*lines, *self.inbox] if line.strip()], []
+        for line in lines:
+            self.append({"role": "user", "content": line})
+        return bool(lines)
+
+    def messages(self) -> list:
+        """The history, ready to send."""
+        return repair(self.records)
+
+    def steer(self, text):
+        """Add a user message to the running turn, at its next safe place."""
+        self.inbox.append(text)
+
+    def abort(self):
+        """End the running turn as Ctrl-C does; the turn runs in the main thread."""
+        if self.in_turn:
+            os.kill(os.getpid(), signal.SIGINT)
+
+def write_receipt(session) -> str:
+    """What was found in a session that is being resumed; looks, and changes nothing."""
+    records, skipped = session.records, session.skipped
+    orphans = [text for role, text, _ in group_calls(records) if role == "orphan"]
+    lines = [f"resumed {session.path}: {len(records)} records read, {len(skipped)} lines skipped"]
+    lines += [f"  skipped line {number}: {problem}" for number, problem in skipped]
+    lines += [f"  not sent, a result without a call: {text[:60]!r}" for text in orphans]
+    lines += [f"  call {call.name}: {judge_call(call, hash_file)}" for call in open_calls(records)]
+    return "\n".join([*lines, f"  state: {describe_state(session.records)}"])
+
+
+# ── §8 lifecycle ──────────────────────────────────────────────────────────────────────────────────
+# A session's id is the name of its file, and its state is derived from its records.
+
+def session_id(path) -> str:
+    """The id of a session is the name of its file."""
+    return os.path.splitext(os.path.basename(path))[0]
+
+def new_session_path(folder) -> str:
+    """A new, empty session file, named by date, time and a word that can be remembered."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    while True:
+        word = WORDS[os.urandom(1)[0] % len(WORDS)]
+        path = os.path.join(folder, f"{time.strftime('%Y-%m-%d_%H%M%S')}_{word}.jsonl")
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+            return path
+
+def find_session(target, folder) -> str:
+    """The path that `--resume` means: a path, an id, the beginning of one, or `last`."""
+    if os.path.isfile(target):
+        return target
+    if os.path.exists(target) or os.sep in target:
+        raise SessionError(f"there is no session file {target}")
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    paths = [os.path.join(folder, name) for name in names if name.endswith(".jsonl")]
+    found = [path for path in paths if session_id(path).startswith(target)]
+    found = [path for path in found if session_id(path) == target] or found
+    found = sorted(paths, key=os.path.getmtime)[-1:] if target == "last" else found
+    if len(found) != 1:
+        ids = ", ".join(map(session_id, found)) or "none"
+        raise SessionError(f"{target!r} is no file, and must fit one id in {folder}; it fits {ids}")
+    return found[0]
+
+def describe_state(records) -> str:
+    """Where a session stands: done, interrupted in a tool, or waiting for an answer."""
+    for call in open_calls(records):
+        return f"interrupted {'in' if call.started or not call.ours else 'before'} tool {call.name}"
+    said = [group for group in group_calls(records) if group[0] in ("user", "assistant")]
+    ended = text_of(records[-1].get("state")) if records else ""
+    if not said:
+        return "empty"
+    if ended == "done" or (said[-1][0] == "assistant" and not said[-1][2]):
+        return "done"
+    return f"waiting for an answer ({ended})" if ended else "waiting for an answer"
+
+
+# ── models ────────────────────────────────────────────────────────────────────────────────────────
+# A model is a function from messages and tools to a message: no counter, no clock, no memory.
+
+BROKEN = '''\
+"""Turn a date as people write it ("3 March 2026") into "2026-03-03"."""
+MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+
+def parse_date(text):
+    day, month, year = text.split()
+    number = MONTHS.index(month[:3])
+    return f"{year}-{number:02d}-{int(day):02d}"
+'''
+TEST = '''\
+from parse_date import parse_date
+
+for text, want in [("3 mar 2026", "2026-03-03"), ("24 December 2025", "2025-12-24")]:
+    got = parse_date(text)
+    assert got == want, f"{text!r} gives {got!r}, not {want!r}"
+print("every date is right")
+'''
+FIXES = (  # what the test prints, the text to replace, the new text
+    ("not '2026-03-03'", "MONTHS.index(month[:3])", "MONTHS.index(month[:3]) + 1"),
+    ("is not in list", "month[:3]", "month[:3].lower()"),
+)
+TASK = "The test of parse_date.py fails. Repair parse_date.py, and run the test until it passes."
+DONE = "parse_date.py is repaired: months count from 1, and may be in capitals. The test passes."
+CAN_DO = """I am the rehearsal model: a script, no language model. I can repair parse_date.py in my
+own demo workspace (start without a prompt), go on with that ("continue"), and nothing else.
+For a real model set OPENAI_API_KEY or OPENAI_BASE_URL."""
+NO_KEY = """No OPENAI_API_KEY or OPENAI_BASE_URL is set: the built-in rehearsal model plays \
+(scripted, offline, not a language model)."""
+
+def rehearsal_model(messages, tools) -> dict:
+    """Play the one task that needs no language model, from nothing but the messages."""
+    said = [message["content"] for message in messages if message["role"] == "user"]
+    last = messages[-1]["content"] if messages[-1]["role"] == "tool" else ""
+    looked, tested = recall_work(messages)
+    fix = next((fix for fix in FIXES if fix[0] in tested), None)
+    words, name, arguments = "", "", {"path": "parse_date.py"}
+    if TASK not in said or said[-1].strip().lower() not in (TASK.lower(), "continue", "继续"):
+        words = CAN_DO
+    elif last.startswith(("error:", "refused:", "not run:")):
+        words = f"I stop here, because a call failed: {last}"
+    elif not looked:
+        name = "read_file"
+    elif not tested:
+        name, arguments = "bash", {"command": "python3 -B test_parse_date.py"}
+    elif fix:
+        name, arguments = "edit_file", {**arguments, "old": fix[1], "new": fix[2]}
+    else:
+        words = DONE if "[exit code 0]" in tested else f"My script has no step for this:\n{tested}"
+    if words:
+        return {"role": "assistant", "content": words}
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": f"rehearsal{len(messages)}", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+def recall_work(messages) -> tuple:
+    """What is known for sure: was the file read, and what did the test say since the last edit?
+
+    Anything but a plain result, such as an unknown outcome, proves nothing: look again.
+    """
+    looked, tested, names = False, "", {}
+    for message in messages:
+        for call in message.get("tool_calls", []):
+            names[call["id"]] = call["function"]["name"]
+        name, text = names.get(message.get("tool_call_id")), message["content"]
+        if name == "read_file":
+            looked = "def parse_date" in text
+        elif name == "bash":
+            tested = text if "[exit code" in text else ""
+            looked = looked and bool(tested)
+        elif name == "edit_file":
+            looked, tested = looked and text.startswith("wrote"), ""
+    return looked, tested
+
+def openai_model(name, show=print):
+    """A model behind the Chat Completions protocol, through the openai package, streamed."""
+    def ask(messages, tools):
+        # Importing the package takes longer than all else here: it waits for the first request.
+        import openai
+        request = {"model": name, "messages": messages, "stream": True}
+        request |= {"tools": tools} if tools else {}
+        try:
+            client = openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
+            with client.chat.completions.create(**request) as stream:
+                return collect_reply(stream, show)
+        except (openai.OpenAIError, ValueError) as error:
+            raise ModelError(" ".join(str(error).split())[:500]) from error
+    ask.streams = True
+    return ask
+
+def collect_reply(stream, show) -> dict:
+    """Build the assistant message by hand from the pieces; ModelError if they break off."""
+    reply, calls, latest = {"role": "assistant", "content": ""}, [], {}
+    for choice in (choice for chunk in stream for choice in chunk.choices or []):
+        for key in ("content", "reasoning_content"):
+            if piece := getattr(choice.delta, key, None):
+                reply[key] = reply.get(key, "") + piece
+        if choice.delta.content:
+            show(choice.delta.content, end="")
+        for piece in choice.delta.tool_calls or []:
+            call = latest.get(piece.index)
+            # Some servers give each call the index 0, and only the id tells them apart.
+            if call is None or (piece.id and piece.id != call["id"]):
+                function = {"name": "", "arguments": ""}
+                call = {"id": piece.id or "", "type": "function", "function": function}
+                latest[piece.index] = call
+                calls.append(call)
+            call["function"]["name"] += piece.function.name or ""
+            call["function"]["arguments"] += piece.function.arguments or ""
+        reply["finish_reason"] = choice.finish_reason or reply.get("finish_reason")
+    if reply["content"]:
+        show("")
+    if not reply.get("finish_reason"):
+        raise ModelError("the reply broke off in the middle")
+    return {**reply, "tool_calls": calls} if calls else reply
+
+
+# ── main ──────────────────────────────────────────────────────────────────────────────────────────
+# The command line: everything that prints, asks or exits.
+
+def show_text(text, end="\n", file=None):
+    """Print text with its control characters made visible: a terminal would obey them."""
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    print(text, end=end, file=file or sys.stdout, flush=True)
+
+def report(text):
+    """Print a line about the session, beside the conversation."""
+    show_text(text, file=sys.stderr)
+
+def summarize_call(call, result) -> str:
+    """One line for a person: the tool, its first argument, and how the result ends."""
+    target = " ".join(str(next(iter(json.loads(call.arguments).values()), "")).split())
+    lines = result.strip().splitlines() or [""]
+    brief = lines[-1] if len(lines) == 1 or lines[-1].startswith("[") else f"{len(lines)} lines"
+    return f"  {call.name} {target[:60]} -> {brief[:80]}"
+
+def resume_command(path) -> str:
+    """What to type to go on with a session."""
+    import shlex
+    return shlex.join(["python", sys.argv[0], "--resume", os.path.relpath(path)])
+
+def parse_options(arguments):
+    """The command line; argparse ends the program with exit code 2 where it is wrong."""
+    import argparse
+    parser = argparse.ArgumentParser(prog="tinyharness.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT")
+    for name in ("--resume", "--model", "--workspace"):
+        parser.add_argument(name)
+    parser.add_argument("--sessions", default=SESSIONS)
+    for name in ("--rehearse", "--yes", "--demo"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("--version", action="version", version=f"tinyharness {VERSION}")
+    return parser.parse_args(arguments)
+
+def is_terminal() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+def typed_lines() -> list:
+    """The lines that were typed on the terminal while something else went on."""
+    lines = []
+    if os.name == "posix" and is_terminal():
+        import select
+        while select.select([sys.stdin], [], [], 0)[0] and (line := sys.stdin.readline()):
+            lines.append(line)
+    return lines
+
+def make_approver(options, session):
+    """The function that says of a call why it is refused, or None."""
+    allowed = ["all"] if options.yes or session.workspace == demo_workspace(session.path) else []
+    def approve(name, arguments):
+        if allowed:
+            return None
+        if not is_terminal():
+            return "there is no terminal to ask at; --yes allows every call"
+        session.inbox += typed_lines()  # typed before the question, so no answer to it
+        report(f"{name} {json.dumps(arguments, ensure_ascii=False)}")
+        with contextlib.suppress(EOFError):
+            answer = input("allow? [y/N/a] ").strip().lower()
+            allowed.extend(["all"] if answer == "a" else [])
+            return None if answer in ("y", "a") else "the user did not allow it"
+        return "the user did not answer"
+    return approve
+
+def demo_workspace(path) -> str:
+    """Where the rehearsal works in a session of its own."""
+    return os.path.abspath(os.path.join(".tinyharness", "demo", session_id(path)))
+
+def make_demo(workspace):
+    """Put the rehearsal's task into a workspace; a file that is there stays as it is."""
+    os.makedirs(workspace, exist_ok=True)
+    for name, text in (("parse_date.py", BROKEN), ("test_parse_date.py", TEST)):
+        with contextlib.suppress(FileExistsError), open(os.path.join(workspace, name), "x") as file:
+            file.write(text)
+
+def take_turn(session, prompt, model, approve) -> int:
+    """One turn: what goes wrong becomes one plain line, and an exit code."""
+    try:
+        run_turn(session, prompt, model, TOOLS, approve, show_text, typed_lines)
+        return 0
+    except (ModelError, SessionError) as error:
+        what = "the request failed" if isinstance(error, ModelError) else "the turn stopped"
+        report(f"tinyharness: {what}: {error}\nto go on: {resume_command(session.path)}")
+        return 1
+    except KeyboardInterrupt:
+        report(f"\ninterrupted; to go on: {resume_command(session.path)}")
+        raise
+
+def take_turns(session, model, approve) -> int:
+    """Ask for prompts and take a turn for each, until the end of input."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  gives input() its line editing
+    while True:
+        try:
+            take_turn(session, input("> "), model, approve)
+        except EOFError:
+            return 0
+        except KeyboardInterrupt as interrupt:
+            if str(interrupt):  # a signal that ends the program
+                raise
+            report("(Ctrl-D ends)")
+
+def read_prompt(options):
+    """The prompt of a single turn, "" if there is none; None where a person types."""
+    if options.prompt is not None:
+        return os.fsencode(options.prompt).decode("utf-8", "replace")
+    if is_terminal():
+        return None
+    return sys.stdin.buffer.read().decode("utf-8", "replace") if sys.stdin else ""
+
+def run_session(options) -> int:
+    """Start or resume a session, and take its turns."""
+    has_key = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
+    rehearse, prompt = options.rehearse or not has_key, read_prompt(options)
+    blank = not (prompt or "").strip()
+    if options.resume:
+        path = find_session(options.resume, options.sessions)
+    elif prompt is not None and blank and not rehearse:
+        raise SessionError("there is no prompt: give one, or write it to standard input")
+    else:
+        path = new_session_path(options.sessions)
+    if blank and rehearse and not options.resume:
+        prompt, options.workspace = TASK, options.workspace or demo_workspace(path)
+        make_demo(options.workspace)
+    scripted = options.rehearse or (rehearse and not options.resume)
+    with Session(path, options.workspace, "rehearsal" if scripted else options.model) as session:
+        default = "rehearsal" if rehearse else os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
+        session.model = session.model or default
+        if options.resume:
+            report(write_receipt(session))
+        if prompt is not None and not prompt.strip():
+            return 0
+        return take_session(session, options, prompt, has_key)
+
+def take_session(session, options, prompt, has_key) -> int:
+    """The turns of an open session: one with a prompt, else as many as a person types."""
+    approve, model = make_approver(options, session), openai_model(session.model, show_text)
+    if not os.path.isdir(session.workspace):
+        raise SessionError(f"{session.workspace} is no folder; --workspace names another one")
+    if session.model == "rehearsal":
+        model = rehearsal_model
+        report(NO_KEY if not options.rehearse else "The rehearsal model plays.")
+    elif not has_key:
+        raise SessionError(f"{session.model} needs OPENAI_API_KEY or OPENAI_BASE_URL or --rehearse")
+    if prompt is None:
+        return take_turns(session, model, approve)
+    code = take_turn(session, prompt, model, approve)
+    if code == 0:
+        show_text(f"to go on: {resume_command(session.path)}")
+    return code
+
+def run_demo(options) -> int:
+    """Kill a real agent in the middle of a tool, after its effect, and resume its session."""
+    import subprocess
+    path = new_session_path(options.sessions)
+    workspace, want = demo_workspace(path), BROKEN
+    make_demo(workspace)
+    show_text(f"An agent repairs parse_date.py in {os.path.relpath(workspace)}:")
+    child = os.fork()
+    if child == 0:
+        play_and_die(path, workspace)
+    status, records = os.waitpid(child, 0)[1], read_jsonl(path)
+    show_text(f"KILLED by {signal.Signals(os.WTERMSIG(status)).name}, {describe_state(records)}")
+    show_text(f"on disk: {len(records)} records, the last one {json.dumps(records[-1])[:60]} ...")
+    show_text(f"$ {resume_command(path)} continue")
+    again = [sys.executable, os.path.abspath(__file__), "--rehearse", "--resume", path, "continue"]
+    code = subprocess.run(again).returncode
+    for _, old, new in FIXES:
+        want = want.replace(old, new)
+    with open(os.path.join(workspace, "parse_date.py")) as file:
+        once = file.read() == want
+    show_text(f"each edit is in the file {'exactly once' if once else 'NOT exactly once'}")
+    return code if once else 1
+
+def play_and_die(path, workspace):
+    """In a process of its own: play the task, and die by SIGKILL behind the first effect."""
+    replace = replace_file
+    def replace_and_die(path, data):
+        replace(path, data)
+        os.kill(os.getpid(), signal.SIGKILL)
+    globals()["replace_file"] = replace_and_die
+    with Session(path, workspace, "rehearsal") as session:
+        run_turn(session, TASK, rehearsal_model, show=show_text)
+
+def end_by_signal(number, frame):
+    """SIGTERM and SIGHUP end a turn as Ctrl-C does, and then the program."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+def main(arguments=None) -> int:
+    """Run the command line and return its exit code."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")
+    options = parse_options(arguments)
+    for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end_by_signal)
+    try:
+        return run_demo(options) if options.demo else run_session(options)
+    except SessionError as error:
+        report(f"tinyharness: {error}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # nobody reads on; the log is complete
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        report(f"tinyharness: {error.strerror}: {error.filename}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
