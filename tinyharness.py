@@ -657,8 +657,6 @@ DONE = "parse_date.py is repaired: months count from 1, and may be in capitals. 
 CAN_DO = """I am the rehearsal model: a script, no language model. I can repair parse_date.py in my
 own demo workspace (start without a prompt), go on with that ("continue"), and nothing else.
 For a real model set OPENAI_API_KEY or OPENAI_BASE_URL."""
-NO_KEY = """No OPENAI_API_KEY or OPENAI_BASE_URL is set: the built-in rehearsal model plays \
-(scripted, offline, not a language model)."""
 
 def rehearsal_model(messages, tools) -> dict:
     """Play the one task that needs no language model, from nothing but the messages."""
@@ -767,9 +765,10 @@ def summarize_call(call, result) -> str:
     return f"  {call.name} {target[:60]} -> {brief[:80]}"
 
 def resume_command(path) -> str:
-    """What to type to go on with a session."""
+    """What to type here to go on with a session."""
     import shlex
-    return shlex.join(["python", sys.argv[0], "--resume", os.path.relpath(path)])
+    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+    return shlex.join([python, sys.argv[0], "--resume", os.path.relpath(path)])
 
 def parse_options(arguments):
     """The command line; argparse ends the program with exit code 2 where it is wrong."""
@@ -799,7 +798,8 @@ def typed_lines() -> list:
 
 def make_approver(options, session):
     """The function that says of a call why it is refused, or None."""
-    allowed = ["all"] if options.yes or session.workspace == demo_workspace(session.path) else []
+    own = session.workspace.endswith(demo_workspace(session.path)) and session.model == "rehearsal"
+    allowed = ["all"] if options.yes or own else []
     def approve(name, arguments):
         if allowed:
             return None
@@ -816,7 +816,7 @@ def make_approver(options, session):
 
 def demo_workspace(path) -> str:
     """Where the rehearsal works in a session of its own."""
-    return os.path.abspath(os.path.join(".tinyharness", "demo", session_id(path)))
+    return os.path.join(".tinyharness", "demo", session_id(path))
 
 def make_demo(workspace):
     """Put the rehearsal's task into a workspace; a file that is there stays as it is."""
@@ -854,60 +854,62 @@ def take_turns(session, model, approve) -> int:
 
 def read_prompt(options):
     """The prompt of a single turn, "" if there is none; None where a person types."""
-    if options.prompt is not None:
-        return os.fsencode(options.prompt).decode("utf-8", "replace")
-    if is_terminal():
+    if options.prompt is None and is_terminal():
         return None
-    return sys.stdin.buffer.read().decode("utf-8", "replace") if sys.stdin else ""
+    prompt = os.fsencode(options.prompt or "")
+    if options.prompt is None and sys.stdin:
+        prompt = sys.stdin.buffer.read()
+    return prompt.decode("utf-8", "replace").strip()
 
 def run_session(options) -> int:
     """Start or resume a session, and take its turns."""
     has_key = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
-    rehearse, prompt = options.rehearse or not has_key, read_prompt(options)
-    blank = not (prompt or "").strip()
-    if options.resume:
-        path = find_session(options.resume, options.sessions)
-    elif prompt is not None and blank and not rehearse:
-        raise SessionError("there is no prompt: give one, or write it to standard input")
-    else:
+    scripted = options.rehearse or not (has_key or options.resume)
+    prompt, path = None, options.resume and find_session(options.resume, options.sessions)
+    if not options.resume:
+        prompt = read_prompt(options)
+        if prompt == "" and not scripted:
+            raise SessionError("there is no prompt: give one, or write it to standard input")
         path = new_session_path(options.sessions)
-    if blank and rehearse and not options.resume:
+    if scripted and not options.resume and not prompt:
         prompt, options.workspace = TASK, options.workspace or demo_workspace(path)
         make_demo(options.workspace)
-    scripted = options.rehearse or (rehearse and not options.resume)
     with Session(path, options.workspace, "rehearsal" if scripted else options.model) as session:
-        default = "rehearsal" if rehearse else os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
-        session.model = session.model or default
+        session.model = session.model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
         if options.resume:
             report(write_receipt(session))
-        if prompt is not None and not prompt.strip():
+            prompt = read_prompt(options)
+        if prompt == "":
             return 0
-        return take_session(session, options, prompt, has_key)
+        model, approve = choose_model(session, has_key), make_approver(options, session)
+        if prompt is None:
+            return take_turns(session, model, approve)
+        code = take_turn(session, prompt, model, approve)
+    if code == 0:
+        show_text(f"to go on: {resume_command(path)}")
+    return code
 
-def take_session(session, options, prompt, has_key) -> int:
-    """The turns of an open session: one with a prompt, else as many as a person types."""
-    approve, model = make_approver(options, session), openai_model(session.model, show_text)
+def choose_model(session, has_key):
+    """The model of a session; SessionError if it cannot be asked, or has nowhere to work."""
     if not os.path.isdir(session.workspace):
         raise SessionError(f"{session.workspace} is no folder; --workspace names another one")
-    if session.model == "rehearsal":
-        model = rehearsal_model
-        report(NO_KEY if not options.rehearse else "The rehearsal model plays.")
-    elif not has_key:
+    if session.model != "rehearsal" and not has_key:
         raise SessionError(f"{session.model} needs OPENAI_API_KEY or OPENAI_BASE_URL or --rehearse")
-    if prompt is None:
-        return take_turns(session, model, approve)
-    code = take_turn(session, prompt, model, approve)
-    if code == 0:
-        show_text(f"to go on: {resume_command(session.path)}")
-    return code
+    if session.model != "rehearsal":
+        return openai_model(session.model, show_text)
+    why = "This is a rehearsal" if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
+    report(f"{why}: the built-in rehearsal model plays (scripted, offline, not a language model).")
+    return rehearsal_model
 
 def run_demo(options) -> int:
     """Kill a real agent in the middle of a tool, after its effect, and resume its session."""
     import subprocess
+    if not hasattr(os, "fork"):
+        raise SessionError("--demo needs a system with fork: Linux, macOS, or WSL on Windows")
     path = new_session_path(options.sessions)
     workspace, want = demo_workspace(path), BROKEN
     make_demo(workspace)
-    show_text(f"An agent repairs parse_date.py in {os.path.relpath(workspace)}:")
+    show_text(f"An agent repairs parse_date.py in {workspace}:")
     child = os.fork()
     if child == 0:
         play_and_die(path, workspace)

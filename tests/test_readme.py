@@ -1,0 +1,66 @@
+"""Claim: what the README shows is what happens."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = [block.split("\n") for block in re.findall(r"(?:^    .*\n)+", README, re.M)]
+COMMANDS, SHOWN = [[line[4:] for line in block if line] for block in BLOCKS[:2]]
+
+
+def run(command, folder):
+    """Run a command of the README in a folder of its own, without any key."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
+    )
+
+
+def normalize(text):
+    """Ids and the script's place are different each time."""
+    text = re.sub(r"\d{4}-\d\d-\d\d_\d{6}_[a-z]+", "<id>", text)
+    return re.sub(r"\S*python\S* \S*tinyharness.py", "python tinyharness.py", text)
+
+
+def test_the_demo_prints_what_the_readme_shows_in_that_order(tmp_path):
+    done = run([sys.executable, str(ROOT / "tinyharness.py"), "--demo"], tmp_path)
+    assert done.returncode == 0, done.stdout
+    printed = normalize(done.stdout).split("\n")
+    position = 0
+    for line in map(normalize, SHOWN):
+        assert line in printed[position:], f"the demo does not print {line!r} here"
+        position = printed.index(line, position) + 1
+
+
+def test_ci_runs_the_two_commands_as_written():
+    script = (ROOT / ".ci" / "run").read_text().split("\n")
+    assert len(COMMANDS) == 2
+    assert all(command in script for command in COMMANDS)
+
+
+def test_the_library_example_runs_as_written(tmp_path):
+    example = re.search(r"```python\n(.*?)```", README, re.S)[1]
+    done = run([sys.executable, "-c", example], tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "paid 5 to 小明" in done.stdout
+
+
+def test_each_self_check_names_a_test_file_that_exists():
+    names = re.findall(r"tests/test_m\d\d_\w+\.py", README)
+    assert len(names) == 7
+    assert all((ROOT / name).exists() for name in names)
+
+
+def test_looking_changes_no_byte(tmp_path):
+    script = str(ROOT / "tinyharness.py")
+    run([sys.executable, script], tmp_path)
+    (log,) = tmp_path.glob(".tinyharness/sessions/*.jsonl")
+    before = log.read_bytes(), log.stat().st_mtime_ns
+    looked = run([sys.executable, script, "--resume", "last"], tmp_path)
+    assert looked.returncode == 0 and "state: done" in looked.stdout
+    assert (log.read_bytes(), log.stat().st_mtime_ns) == before
