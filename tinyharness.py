@@ -33,15 +33,22 @@ no lock on Windows, no rollback of files.
 import sys
 
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
-    sys.exit(print(__doc__))  # before the other imports, which take longer than all the rest
+    sys.exit(print(__doc__))  # before the imports, which take longer than Python itself
 
+import argparse
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import pathlib
 import re
+import select
+import shlex
 import signal
 import stat
+import subprocess
+import threading
 import time
 import types
 
@@ -63,7 +70,8 @@ TOOLS = {}  # name -> function; the decorator `tool` fills it
 JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean",
               "list": "array", "dict": "object"}
 ROLES = ("system", "user", "assistant", "tool")
-GAP = re.compile(r"[\s\0\ufeff]*")  # between records: white space, NUL blocks, byte order marks
+GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks, BOMs, commas
+DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
 DECODE = json.JSONDecoder().raw_decode
 
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
@@ -78,8 +86,8 @@ class SessionError(Exception):
     """A session that cannot be used: the text says which, why, and what to do now."""
 
 
-class ModelError(Exception):
-    """A request to the model that failed: nothing of it is stored."""
+class Failure(Exception):
+    """Foreign code that failed, the model's or a tool's; of a failed request nothing is stored."""
 
 
 # ── §1 loop ───────────────────────────────────────────────────────────────────────────────────────
@@ -99,7 +107,7 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
         more = session.add_prompts([prompt])
         while more:
             messages = repair(session.records, SYSTEM_PROMPT.format(workspace=session.workspace))
-            reply = model(messages, [describe_tool(tool) for tool in tools.values()])
+            reply = attempt(model, messages, [describe_tool(tool) for tool in tools.values()])
             session.append({**reply, "role": "assistant"})
             words, calls = text_of(reply.get("content")), open_calls(session.records[-1:])
             if words.strip() and not getattr(model, "streams", False):
@@ -123,13 +131,19 @@ def run_call(session, call, tools, approve) -> str:
         return f"refused: {refusal}"
     try:
         # What fails in planning has not begun, and leaves no `started`.
-        change = tool(session, **arguments) if tool.plans else ()
+        change = attempt(tool, session, **arguments) if tool.plans else ()
         session.append(make_intent(call, tool, *change))
-        return str(replace_file(*change) if change else tool(session, **arguments))
-    except SessionError:
-        raise  # of the log: no tool runs on
+        done = attempt(replace_file, *change) if change else attempt(tool, session, **arguments)
+        return str(done)
+    except Failure as failure:
+        return f"error: {failure}"
+
+def attempt(function, *arguments, **named):
+    """Call foreign code, the model's or a tool's: whatever goes wrong there is a Failure."""
+    try:
+        return function(*arguments, **named)
     except (Exception, SystemExit) as error:
-        return f"error: {type(error).__name__}: {error}"
+        raise Failure(f"{type(error).__name__}: {error}") from error
 
 
 # ── §2 tools ──────────────────────────────────────────────────────────────────────────────────────
@@ -159,38 +173,34 @@ def clip(output, size) -> str:
         output[HEAD_BYTES:HEAD_BYTES] = f"\n[... {size - len(output)} bytes cut ...]\n".encode()
     return output.decode("utf-8", "replace")
 
-def inside(session, path) -> str:
+def inside(session, path) -> pathlib.Path:
     """The real path of a file in the workspace; PermissionError if it is not for the model."""
-    root = os.path.realpath(session.workspace)
-    real = os.path.realpath(os.path.join(root, path))
-    parts = os.path.relpath(real, root).split(os.sep)
-    endless = os.path.exists(real) and not os.path.isfile(real)
-    if parts[0] == ".." or ".tinyharness" in parts or endless:
+    root = pathlib.Path(session.workspace).resolve()
+    real = (root / path).resolve()
+    endless = real.exists() and not real.is_file()
+    if not real.is_relative_to(root) or ".tinyharness" in real.relative_to(root).parts or endless:
         raise PermissionError(f"{path} is outside the workspace, the harness's own, or no file")
     return real
 
 def replace_file(path, data) -> str:
     """Put new bytes in the place of a file: a kill leaves the old file or the new, never half."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = os.path.join(os.path.dirname(path), f".tinyharness-{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tinyharness-{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", 0) as file:
-            if os.path.exists(path):
-                os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
+            if path.exists():
+                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             write_all(file, data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_folders(path)
-    return f"wrote {len(data)} bytes to {os.path.basename(path)}"
+    return f"wrote {len(data)} bytes to {path.name}"
 
 @tool(TOOLS, read_only=True)
 def read_file(session, path: str, start: int = 1, lines: int = 2000) -> str:
     """Read a text file of the workspace: `lines` lines from line `start` on, counted from 1."""
-    with open(inside(session, path), "rb") as file:
-        every = file.read().splitlines(keepends=True)[max(start, 1) - 1 :]
+    every = inside(session, path).read_bytes().splitlines(keepends=True)[max(start, 1) - 1 :]
     wanted = bytearray().join(every[:lines])
     more = f"\n[{len(every) - lines} more lines]" if len(every) > lines else ""
     return clip(wanted, len(wanted)) + more
@@ -203,20 +213,17 @@ def write_file(session, path: str, content: str) -> tuple:
 @tool(TOOLS, plans=True)
 def edit_file(session, path: str, old: str, new: str) -> tuple:
     """Replace the text `old`, which must be in the file exactly once, by `new`."""
-    with open(inside(session, path), "rb") as file:
-        data = file.read()
+    target = inside(session, path)
+    data = target.read_bytes()
     # The lookahead counts overlapping matches too, which bytes.count does not.
     matches = len(re.findall(b"(?=" + re.escape(old.encode()) + b")", data)) if old else 0
     if matches != 1:
         raise ValueError(f"the old text is {matches} times in {path}; it must be there once")
-    return inside(session, path), data.replace(old.encode(), new.encode())
+    return target, data.replace(old.encode(), new.encode())
 
 @tool(TOOLS)
 def bash(session, command: str, timeout: float = 120) -> str:
     """Run a bash command in the workspace, without input; what it leaves running is ended."""
-    # These imports take as long as starting Python, and --help does without them.
-    import subprocess
-    import threading
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     secretless = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
     place = {"cwd": session.workspace, "env": secretless, "start_new_session": True}
@@ -260,7 +267,7 @@ def encode_record(record) -> bytes:
 
 def open_log(path):
     """Open a log, unbuffered; a new one, and its folder, can be read by its owner only."""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    pathlib.Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return open(path, "ab+", 0, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 def write_all(file, data):
@@ -271,13 +278,11 @@ def write_all(file, data):
 
 def sync_folders(path):
     """Put a file's name on disk, and the names of its folders, which may be as new as the file."""
-    folder = os.path.dirname(os.path.abspath(path))
-    with contextlib.suppress(PermissionError):  # a folder that we may not read is not new
-        descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-    if folder != os.path.dirname(folder):
-        sync_folders(folder)
+    for folder in pathlib.Path(path).absolute().parents:
+        with contextlib.suppress(PermissionError):  # a folder that we may not read is not new
+            descriptor = os.open(folder, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
 
 def append_jsonl(path, record):
     """Add a record to a log as one line of JSON.
@@ -311,7 +316,8 @@ def parse_line(line) -> tuple:
     text, records = line.decode("utf-8", "replace"), []
     damaged = "\0" in text or ("\ufffd" in text and text.encode() != line)
     problem, position = "bytes that are no text" if damaged else "", GAP.match(text).end()
-    while 0 <= position < len(text):
+    damages = 0
+    while 0 <= position < len(text) and damages < DAMAGES:
         try:
             value, position = DECODE(text, position)
             position = GAP.match(text, position).end()
@@ -321,6 +327,7 @@ def parse_line(line) -> tuple:
             # A torn record breaks the grammar a few characters into the next one at the latest.
             # No record holds another one, so what begins there is not the inside of this one.
             problem, place = "torn or damaged JSON", getattr(error, "pos", len(text))
+            damages += 1
             position = text.find('{"', max(position + 1, place - 8))
     return records, problem
 
@@ -435,7 +442,7 @@ def repair(records, prompt="") -> list:
 
 def load_session(path) -> list:
     """The messages of a session, ready to send; [] if there is no file. Errors: OSError.
-    Promise: reads only; nothing is changed, executed or sent."""
+    Promise: it only reads; nothing is changed, executed or sent."""
     return repair(read_jsonl(path))
 
 
@@ -444,17 +451,15 @@ def load_session(path) -> list:
 
 def hash_file(path, data=None) -> str:
     """SHA-256 of what a file holds, or is to hold; this is the probe, and it only reads."""
-    import hashlib
-    if data is None:
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            data = file.read()
-    return "no file" if data is None else hashlib.sha256(data).hexdigest()
+    if data is None and not os.path.exists(path):
+        return "no file"
+    return hashlib.sha256(pathlib.Path(path).read_bytes() if data is None else data).hexdigest()
 
-def make_intent(call, tool, path="", data=b"") -> dict:
+def make_intent(call, tool, path=None, data=b"") -> dict:
     """The record that is on disk before an effect; of a planned one it holds both hashes."""
     intent = {"event": "started", "tool_call_id": call.id, "tool": call.name}
     if path:
-        intent |= {"path": path, "before": hash_file(path), "after": hash_file(path, data)}
+        intent |= {"path": str(path), "before": hash_file(path), "after": hash_file(path, data)}
     return {**intent, "read_only": tool.read_only}
 
 def judge_call(call, probe=None) -> str:
@@ -488,9 +493,9 @@ def control_turn(session):
         settle_calls(session)
         yield
         ending["state"] = "done"
-    except (KeyboardInterrupt, ModelError) as reason:
+    except (KeyboardInterrupt, Failure) as reason:
         ending["reason"] = f"{type(reason).__name__} {reason}".strip()
-        ending["state"] = "error" if isinstance(reason, ModelError) else "aborted"
+        ending["state"] = "error" if isinstance(reason, Failure) else "aborted"
         # The interrupt may have come between the file and the memory: the file is right.
         session.records = read_jsonl(session.path)
         settle_calls(session, "interrupted by the user")
@@ -599,8 +604,9 @@ def new_session_path(folder) -> str:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             return path
 
-def find_session(target, folder) -> str:
+def find_session(options) -> str:
     """The path that `--resume` means: a path, an id, the beginning of one, or `last`."""
+    target, folder = options.resume, options.sessions
     if os.path.isfile(target):
         return target
     if os.path.exists(target) or os.sep in target:
@@ -706,20 +712,20 @@ def openai_model(name, show=print):
     """A model behind the Chat Completions protocol, through the openai package, streamed."""
     def ask(messages, tools):
         # Importing the package takes longer than all else here: it waits for the first request.
-        import openai
+        try:
+            import openai
+        except ImportError as error:
+            raise ImportError("the openai package is missing: pip install openai") from error
+        client = openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
         request = {"model": name, "messages": messages, "stream": True}
         request |= {"tools": tools} if tools else {}
-        try:
-            client = openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
-            with client.chat.completions.create(**request) as stream:
-                return collect_reply(stream, show)
-        except (openai.OpenAIError, ValueError) as error:
-            raise ModelError(" ".join(str(error).split())[:500]) from error
+        with client.chat.completions.create(**request) as stream:
+            return collect_reply(stream, show)
     ask.streams = True
     return ask
 
 def collect_reply(stream, show) -> dict:
-    """Build the assistant message by hand from the pieces; ModelError if they break off."""
+    """Build the assistant message by hand from the pieces; ConnectionError if they break off."""
     reply, calls, latest = {"role": "assistant", "content": ""}, [], {}
     for choice in (choice for chunk in stream for choice in chunk.choices or []):
         for key in ("content", "reasoning_content"):
@@ -736,12 +742,13 @@ def collect_reply(stream, show) -> dict:
                 latest[piece.index] = call
                 calls.append(call)
             call["function"]["name"] += piece.function.name or ""
-            call["function"]["arguments"] += piece.function.arguments or ""
+            said = piece.function.arguments or ""
+            call["function"]["arguments"] += said if isinstance(said, str) else json.dumps(said)
         reply["finish_reason"] = choice.finish_reason or reply.get("finish_reason")
     if reply["content"]:
         show("")
     if not reply.get("finish_reason"):
-        raise ModelError("the reply broke off in the middle")
+        raise ConnectionError("the reply broke off in the middle")
     return {**reply, "tool_calls": calls} if calls else reply
 
 
@@ -766,13 +773,11 @@ def summarize_call(call, result) -> str:
 
 def resume_command(path) -> str:
     """What to type here to go on with a session."""
-    import shlex
     python = min(sys.executable, os.path.relpath(sys.executable), key=len)
     return shlex.join([python, sys.argv[0], "--resume", os.path.relpath(path)])
 
 def parse_options(arguments):
     """The command line; argparse ends the program with exit code 2 where it is wrong."""
-    import argparse
     parser = argparse.ArgumentParser(prog="tinyharness.py", add_help=False, allow_abbrev=False)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT")
     for name in ("--resume", "--model", "--workspace"):
@@ -791,7 +796,6 @@ def typed_lines() -> list:
     """The lines that were typed on the terminal while something else went on."""
     lines = []
     if os.name == "posix" and is_terminal():
-        import select
         while select.select([sys.stdin], [], [], 0)[0] and (line := sys.stdin.readline()):
             lines.append(line)
     return lines
@@ -830,27 +834,14 @@ def take_turn(session, prompt, model, approve) -> int:
     try:
         run_turn(session, prompt, model, TOOLS, approve, show_text, typed_lines)
         return 0
-    except (ModelError, SessionError) as error:
-        what = "the request failed" if isinstance(error, ModelError) else "the turn stopped"
-        report(f"tinyharness: {what}: {error}\nto go on: {resume_command(session.path)}")
+    except (Failure, SessionError) as error:
+        what = "the request failed" if isinstance(error, Failure) else "the turn stopped"
+        report(f"tinyharness: {what}: {' '.join(str(error).split())[:500]}")
+        report(f"to go on: {resume_command(session.path)}")
         return 1
     except KeyboardInterrupt:
         report(f"\ninterrupted; to go on: {resume_command(session.path)}")
         raise
-
-def take_turns(session, model, approve) -> int:
-    """Ask for prompts and take a turn for each, until the end of input."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  gives input() its line editing
-    while True:
-        try:
-            take_turn(session, input("> "), model, approve)
-        except EOFError:
-            return 0
-        except KeyboardInterrupt as interrupt:
-            if str(interrupt):  # a signal that ends the program
-                raise
-            report("(Ctrl-D ends)")
 
 def read_prompt(options):
     """The prompt of a single turn, "" if there is none; None where a person types."""
@@ -864,29 +855,48 @@ def read_prompt(options):
 def run_session(options) -> int:
     """Start or resume a session, and take its turns."""
     has_key = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
-    scripted = options.rehearse or not (has_key or options.resume)
-    prompt, path = None, options.resume and find_session(options.resume, options.sessions)
-    if not options.resume:
-        prompt = read_prompt(options)
-        if prompt == "" and not scripted:
-            raise SessionError("there is no prompt: give one, or write it to standard input")
-        path = new_session_path(options.sessions)
-    if scripted and not options.resume and not prompt:
+    new = options.resume is None
+    scripted = options.rehearse or (new and not has_key)
+    prompt = read_prompt(options) if new else None
+    if new and prompt == "" and not scripted:
+        raise SessionError("there is no prompt: give one, or write it to standard input")
+    path = new_session_path(options.sessions) if new else find_session(options)
+    if new and scripted and not prompt:
         prompt, options.workspace = TASK, options.workspace or demo_workspace(path)
         make_demo(options.workspace)
-    with Session(path, options.workspace, "rehearsal" if scripted else options.model) as session:
-        session.model = session.model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
-        if options.resume:
+    try:
+        model = "rehearsal" if scripted else options.model
+        with Session(path, options.workspace, model) as session:
+            session.model = session.model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
+            if new:
+                return take_turns(session, options, prompt, has_key)
             report(write_receipt(session))
-            prompt = read_prompt(options)
-        if prompt == "":
+            if session.skipped and not session.records:
+                raise SessionError(f"{path} holds no session; nothing is written to it")
+            return take_turns(session, options, read_prompt(options), has_key)
+    finally:
+        if new and not os.path.getsize(path):
+            os.unlink(path)  # nothing was said
+
+def take_turns(session, options, prompt, has_key) -> int:
+    """The turns of an open session: none, the one of the prompt, or as many as a person types."""
+    if prompt == "":
+        return 0
+    model, approve = choose_model(session, has_key), make_approver(options, session)
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  gives input() its line editing
+    while prompt is None:
+        try:
+            take_turn(session, input("> "), model, approve)
+        except EOFError:
             return 0
-        model, approve = choose_model(session, has_key), make_approver(options, session)
-        if prompt is None:
-            return take_turns(session, model, approve)
-        code = take_turn(session, prompt, model, approve)
+        except KeyboardInterrupt as interrupt:
+            if str(interrupt):  # a signal that ends the program
+                raise
+            report("(Ctrl-D ends)")
+    code = take_turn(session, prompt, model, approve)
     if code == 0:
-        show_text(f"to go on: {resume_command(path)}")
+        show_text(f"to go on: {resume_command(session.path)}")
     return code
 
 def choose_model(session, has_key):
@@ -897,13 +907,13 @@ def choose_model(session, has_key):
         raise SessionError(f"{session.model} needs OPENAI_API_KEY or OPENAI_BASE_URL or --rehearse")
     if session.model != "rehearsal":
         return openai_model(session.model, show_text)
-    why = "This is a rehearsal" if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
+    why = "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
+    why = "This session is a rehearsal (--model NAME changes that)" if has_key else why
     report(f"{why}: the built-in rehearsal model plays (scripted, offline, not a language model).")
     return rehearsal_model
 
 def run_demo(options) -> int:
     """Kill a real agent in the middle of a tool, after its effect, and resume its session."""
-    import subprocess
     if not hasattr(os, "fork"):
         raise SessionError("--demo needs a system with fork: Linux, macOS, or WSL on Windows")
     path = new_session_path(options.sessions)
