@@ -37,9 +37,10 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
 
 import argparse
 import contextlib
-import errno
 import hashlib
+import inspect
 import json
+import math
 import os
 import pathlib
 import re
@@ -60,6 +61,7 @@ except ImportError:  # Windows has no lock of this kind
 VERSION = "0.7"
 SESSIONS = os.path.join(".tinyharness", "sessions")
 HEAD_BYTES, TAIL_BYTES = 10_000, 20_000  # what is kept of each end of a tool's output
+FILE_BYTES = 50_000_000  # the largest file that the file tools touch
 BASH_SECONDS = 600  # the longest that a command may run
 DEFAULT_MODEL = "gpt-5-mini"
 WORDS = "otter heron badger lynx marten falcon hedgehog beaver plover raven salmon weasel".split()
@@ -67,19 +69,23 @@ SYSTEM_PROMPT = """You are a careful coding agent at work in {workspace}.
 Use the tools to look before you act, and run the tests after each change."""
 
 TOOLS = {}  # name -> function; the decorator `tool` fills it
-JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean",
-              "list": "array", "dict": "object"}
+JSON_TYPES = {"str": {"type": "string"}, "int": {"type": "integer"}, "float": {"type": "number"},
+              "bool": {"type": "boolean"}, "list": {"type": "array"}, "dict": {"type": "object"}}
 ROLES = ("system", "user", "assistant", "tool")
 GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks, BOMs, commas
 DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
 DECODE = json.JSONDecoder().raw_decode
+
+HELD = ("{path} is held by another process (last writer: pid {pid}, since {created}); "
+        "let it end, or copy the file: the copy is an independent session")
 
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
 APPLIED = "applied: the file holds exactly the bytes that this call asked for; do not repeat it"
 NOT_APPLIED = "not applied: the file is as it was before; call it again if it is still wanted"
 DIFFERS = "differs: the file is neither as before nor as asked for; look at it before you go on"
 INTERRUPTED = "interrupted: it only reads, so it is safe to call again"
-UNKNOWN = "outcome unknown: it may have run fully, partly or not at all; check before you repeat it"
+UNKNOWN = ("outcome unknown: it may have run fully, partly or not at all, or may still run; "
+           "check the real state before you repeat it")
 
 
 class SessionError(Exception):
@@ -88,7 +94,6 @@ class SessionError(Exception):
 
 class Failure(Exception):
     """Foreign code that failed, the model's or a tool's; of a failed request nothing is stored."""
-
 
 # ── §1 loop ───────────────────────────────────────────────────────────────────────────────────────
 # An agent is a loop: messages go to the model, its calls to the tools, their results to the model.
@@ -113,7 +118,7 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
             if words.strip() and not getattr(model, "streams", False):
                 show(words)
             for call in calls:
-                result = run_call(session, call, tools, approve)
+                result = clean(run_call(session, call, tools, approve))
                 session.append({"role": "tool", "tool_call_id": call.id, "content": result})
                 show(summarize_call(call, result))
             # No call is open here: a typed line cannot come between a call and its result.
@@ -132,37 +137,39 @@ def run_call(session, call, tools, approve) -> str:
     try:
         # What fails in planning has not begun, and leaves no `started`.
         change = attempt(tool, session, **arguments) if tool.plans else ()
-        session.append(make_intent(call, tool, *change))
+        session.append(attempt(make_intent, call, tool, *change))
         done = attempt(replace_file, *change) if change else attempt(tool, session, **arguments)
-        return str(done)
+        return "" if done is None else attempt(str, done)
     except Failure as failure:
         return f"error: {failure}"
 
-def attempt(function, *arguments, **named):
+def attempt(function, /, *arguments, **named):
     """Call foreign code, the model's or a tool's: whatever goes wrong there is a Failure."""
     try:
         return function(*arguments, **named)
     except (Exception, SystemExit) as error:
         raise Failure(f"{type(error).__name__}: {error}") from error
 
-
 # ── §2 tools ──────────────────────────────────────────────────────────────────────────────────────
 # A tool is a plain function in a table; its schema is read from its signature and docstring.
 
 def tool(table, read_only=False, plans=False):
-    """Decorator: put a function of (session, the model's arguments) into a table of tools.
-    One that plans changes nothing itself: it returns a path, and the bytes that are to be there."""
+    """Decorator: add a tool to a table; one that `plans` only returns a path and its new bytes."""
     def add(function):
         function.read_only, function.plans = read_only, plans
-        return table.setdefault(function.__name__, function)
+        table[function.__name__] = function
+        return function
     return add
 
 def describe_tool(function) -> dict:
     """The Chat Completions schema of a tool: a parameter with a type is the model's to fill."""
-    hints = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    kinds = [{"type": JSON_TYPES[getattr(hint, "__name__", hint)]} for hint in hints.values()]
-    required = list(hints)[: len(hints) - len(function.__defaults__ or ())]
-    schema = {"type": "object", "properties": dict(zip(hints, kinds)), "required": required}
+    every = inspect.signature(function).parameters.values()
+    typed = [each for each in every if each.annotation is not each.empty]
+    names = [getattr(each.annotation, "__name__", str(each.annotation)) for each in typed]
+    kinds = [JSON_TYPES.get(name.partition("[")[0], {}) for name in names]
+    properties = {each.name: kind for each, kind in zip(typed, kinds)}
+    required = [each.name for each in typed if each.default is each.empty]
+    schema = {"type": "object", "properties": properties, "required": required}
     about = {"name": function.__name__, "description": " ".join((function.__doc__ or "").split())}
     return {"type": "function", "function": {**about, "parameters": schema}}
 
@@ -177,9 +184,11 @@ def inside(session, path) -> pathlib.Path:
     """The real path of a file in the workspace; PermissionError if it is not for the model."""
     root = pathlib.Path(session.workspace).resolve()
     real = (root / path).resolve()
-    endless = real.exists() and not real.is_file()
-    if not real.is_relative_to(root) or ".tinyharness" in real.relative_to(root).parts or endless:
-        raise PermissionError(f"{path} is outside the workspace, the harness's own, or no file")
+    log = pathlib.Path(session.path).resolve()
+    own = real == log or ".tinyharness" in real.parts[len(root.parts) :]
+    endless = real.exists() and not (real.is_file() and real.stat().st_size <= FILE_BYTES)
+    if own or endless or not real.is_relative_to(root):
+        raise PermissionError(f"{path} is outside the workspace, reserved, no file, or too large")
     return real
 
 def replace_file(path, data) -> str:
@@ -223,17 +232,19 @@ def edit_file(session, path: str, old: str, new: str) -> tuple:
 
 @tool(TOOLS)
 def bash(session, command: str, timeout: float = 120) -> str:
-    """Run a bash command in the workspace, without input; what it leaves running is ended."""
+    """Run a bash command in the workspace, without input; its process group ends with it."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     secretless = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
     place = {"cwd": session.workspace, "env": secretless, "start_new_session": True}
-    output, sizes, limit = bytearray(), [], min(float(timeout), BASH_SECONDS)
+    output, sizes, reading = bytearray(), [], True
+    limit = min(BASH_SECONDS, float(timeout))  # in this order NaN is no way around it
     ending = f"timed out; {UNKNOWN}"
     def drain():
-        while chunk := os.read(process.stdout.fileno(), 65_536):
+        while reading and (chunk := os.read(process.stdout.fileno(), 65_536)):
             sizes.append(len(chunk))
             output.extend(chunk)
             del output[HEAD_BYTES:-TAIL_BYTES]
+        process.stdout.close()
     # A thread reads: a grandchild that keeps the pipe can keep the thread, but not the harness.
     reader = threading.Thread(target=drain, daemon=True)
     process = subprocess.Popen(["bash", "-c", command], **place, **pipes)
@@ -246,8 +257,8 @@ def bash(session, command: str, timeout: float = 120) -> str:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         reader.join(1)
+        reading = False
     return f"{clip(output, sum(sizes)).rstrip()}\n[{ending}]".lstrip("\n")
-
 
 # ── §3 log ────────────────────────────────────────────────────────────────────────────────────────
 # Append a line and sync it. Read line by line, and let no damaged line cost another one.
@@ -279,10 +290,10 @@ def write_all(file, data):
 def sync_folders(path):
     """Put a file's name on disk, and the names of its folders, which may be as new as the file."""
     for folder in pathlib.Path(path).absolute().parents:
-        with contextlib.suppress(PermissionError):  # a folder that we may not read is not new
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # where one can do that
             descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
             os.fsync(descriptor)
-            os.close(descriptor)
 
 def append_jsonl(path, record):
     """Add a record to a log as one line of JSON.
@@ -313,10 +324,9 @@ def read_jsonl(path, skipped=None) -> list:
 
 def parse_line(line) -> tuple:
     """The records on a line (two, where a newline was lost), and what is wrong with the line."""
-    text, records = line.decode("utf-8", "replace"), []
+    text, records, trusted, damages = line.decode("utf-8", "replace"), [], 0, 0
     damaged = "\0" in text or ("\ufffd" in text and text.encode() != line)
     problem, position = "bytes that are no text" if damaged else "", GAP.match(text).end()
-    damages = 0
     while 0 <= position < len(text) and damages < DAMAGES:
         try:
             value, position = DECODE(text, position)
@@ -325,17 +335,16 @@ def parse_line(line) -> tuple:
             problem = problem or ("" if is_record(value) else "neither a message nor an event")
         except (ValueError, RecursionError) as error:
             # A torn record breaks the grammar a few characters into the next one at the latest.
-            # No record holds another one, so what begins there is not the inside of this one.
-            problem, place = "torn or damaged JSON", getattr(error, "pos", len(text))
-            damages += 1
+            problem, place = "torn or damaged JSON", getattr(error, "pos", position)
+            trusted, damages = trusted if damages else len(records), damages + 1
             position = text.find('{"', max(position + 1, place - 8))
-    return records, problem
+    # What follows damage, and does not reach the line's end, was the inside of the damaged record.
+    return records if position == len(text) else records[:trusted], problem
 
 def is_record(value) -> bool:
     """Whether a JSON value is a message or an event."""
     fields = value if isinstance(value, dict) else {}
     return fields.get("role") in ROLES or isinstance(fields.get("event"), str)
-
 
 # ── §4 repair ─────────────────────────────────────────────────────────────────────────────────────
 # Any list of records becomes a history that a provider accepts: results are grouped under calls.
@@ -353,11 +362,12 @@ def text_of(content) -> str:
 def arguments_text(said) -> str:
     """Arguments as a string that holds a JSON object, whatever the model said."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
-        value = json.loads(said) if isinstance(said, str) else said
+        # NaN is no JSON: int() refuses it.
+        value = json.loads(said, parse_constant=int) if isinstance(said, str) else said
         if isinstance(value, dict):
-            text = clean(json.dumps(value, ensure_ascii=False, allow_nan=False))
-            # Letter for letter, unless an escape may hide half a character.
-            return clean(said) if isinstance(said, str) and "\\u" not in said else text
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            # Letter for letter, unless an escape hides half a character.
+            return said if isinstance(said, str) and clean(text) == text else clean(text)
     broken = isinstance(said, str) and said.strip() not in ("", "null")
     return json.dumps({"arguments_were_no_json_object": clean(said)} if broken else {})
 
@@ -377,7 +387,7 @@ def new_call(said, function, sent_ids, record, ours):
     """A call: what was asked, how it is sent; later whether it began, and its result."""
     function = function if isinstance(function, dict) else {}
     call = types.SimpleNamespace(id=text_of(said), name=text_of(function.get("name")))
-    call.started, call.result, call.synthetic = {}, "", False
+    call.started, call.result, call.synthetic, call.arrived = {}, "", False, math.inf
     call.cut_off = record.get("finish_reason") == "length"
     # Only a record of our own promises that the log would say so if the call had begun.
     call.ours = ours and "ts" in record
@@ -395,7 +405,7 @@ def new_call(said, function, sent_ids, record, ours):
 def group_calls(records) -> list:
     """The fold: (role, text, calls) of each message, each call with what became of it."""
     groups, by_id, sent_ids, ours = [], {}, set(), False
-    for record in filter(is_record, records):
+    for number, record in enumerate(filter(is_record, records)):
         if record.get("role") not in ROLES:
             ours = ours or "format" in record
             calls = by_id.get(text_of(record.get("tool_call_id")), [])
@@ -411,11 +421,13 @@ def group_calls(records) -> list:
             waiting += [call for call in calls if call.synthetic and "verdict" not in record]
             for call in waiting[:1]:
                 call.result = result if result.strip() else "(no output)"
-                call.synthetic = "verdict" in record
+                call.synthetic, call.arrived = "verdict" in record, min(call.arrived, number)
             groups += [] if calls else [("orphan", result, ())]
         calls = [new_call(*each, sent_ids, record, ours) for each in said]
         # From here on an id means these calls, and no id the first of them that has none.
-        by_id.update({call.id: [each for each in calls if each.id == call.id] for call in calls})
+        by_id.update({call.id: [] for call in calls})
+        for call in calls:
+            by_id[call.id].append(call)
         by_id.update({"": sorted(calls, key=lambda call: call.id != "")} if calls else {})
         if record["role"] != "tool" and (text.strip() or calls):
             groups.append((record["role"], text, calls))
@@ -427,14 +439,14 @@ def open_calls(records) -> list:
 
 def repair(records, prompt="") -> list:
     """Turn any list of records into messages ready to send: pure, total, linear, idempotent."""
-    messages, system = [], {prompt: None}  # a dict keeps each text once, in order
+    messages, system = [], {clean(prompt): None}  # a dict keeps each text once, in order
     for role, text, calls in group_calls(records):
         if role == "system":
             system[text] = None
         elif role != "orphan":
             sent = {"tool_calls": [call.sent for call in calls]} if calls else {}
             messages.append({"role": role, "content": text if text.strip() else None, **sent})
-        for call in calls:
+        for call in sorted(calls, key=lambda call: call.arrived):
             result = call.result or f"no result is in the log; {judge_call(call)}"
             messages.append({"role": "tool", "tool_call_id": call.sent["id"], "content": result})
     first = "\n\n".join(filter(None, system))
@@ -444,7 +456,6 @@ def load_session(path) -> list:
     """The messages of a session, ready to send; [] if there is no file. Errors: OSError.
     Promise: it only reads; nothing is changed, executed or sent."""
     return repair(read_jsonl(path))
-
 
 # ── §5 intent ─────────────────────────────────────────────────────────────────────────────────────
 # A `started` record before each effect tells apart: never ran, ran, or nobody can know.
@@ -479,7 +490,6 @@ def settle_calls(session, cause="the harness stopped"):
         result = {"role": "tool", "tool_call_id": call.id, "content": text}
         session.append({**result, "verdict": verdict.partition(":")[0]})
 
-
 # ── §6 control ────────────────────────────────────────────────────────────────────────────────────
 # A turn can be stopped or steered at any moment, and the history stays valid.
 
@@ -496,14 +506,12 @@ def control_turn(session):
     except (KeyboardInterrupt, Failure) as reason:
         ending["reason"] = f"{type(reason).__name__} {reason}".strip()
         ending["state"] = "error" if isinstance(reason, Failure) else "aborted"
-        # The interrupt may have come between the file and the memory: the file is right.
-        session.records = read_jsonl(session.path)
+        session.records = read_jsonl(session.path)  # an interrupt may have parted file and memory
         settle_calls(session, "interrupted by the user")
         raise
     finally:
         session.in_turn = False
         session.append(ending)
-
 
 # ── §7 resume ─────────────────────────────────────────────────────────────────────────────────────
 # Lock, load, say what was found, wait for the user. Nothing runs by itself.
@@ -521,18 +529,17 @@ class Session:
             # The lock ends with its process: a free lock and an open turn mean a crash.
             fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            last = ([record for record in read_jsonl(self.path) if "pid" in record] or [{}])[-1]
-            who = f"last writer: pid {last.get('pid')} since {last.get('created')}"
-            raise SessionError(f"{self.path} is held by another process ({who}); let it end, or "
-                               "copy the file: the copy is an independent session") from None
+            opened = [record for record in read_jsonl(self.path) if "pid" in record]
+            last = {"pid": "unknown", "created": "unknown", **(opened or [{}])[-1], "path": self.path}
+            raise SessionError(HELD.format(**last)) from None
         except OSError as error:
             raise SessionError(f"cannot open {self.path}: {error.strerror}") from error
         if fcntl:  # a fork without exec would share the lock, and keep it when we are dead
             os.register_at_fork(after_in_child=self.file.close)
         self.records = read_jsonl(self.path, self.skipped)
-        # Where it worked and with which model, unless the caller says otherwise.
         first = next((record for record in self.records if "cwd" in record), {})
-        self.workspace = os.path.abspath(self.workspace or text_of(first.get("cwd")) or ".")
+        place = text_of(first.get("cwd")) or "."
+        self.workspace = os.path.abspath(self.workspace or os.fsdecode(place.encode()))
         self.model = self.model or text_of(first.get("model"))
         return self
 
@@ -541,17 +548,19 @@ class Session:
 
     def append(self, record):
         """Put a record on disk, then into memory; the first one says who writes from here on."""
-        opened = {"event": "resumed" if self.records else "session", "format": 1}
-        opened |= {"id": session_id(self.path), "cwd": self.workspace, "model": self.model}
-        opened |= {"pid": os.getpid(), "created": time.strftime("%F %T %z")}
+        created, place = time.strftime("%Y-%m-%d %H:%M:%S %z"), os.fsencode(self.workspace)
+        opened = {"event": "resumed" if self.records else "session", "format": 1, "pid": os.getpid()}
+        opened |= {"id": session_id(self.path), "cwd": place.decode("utf-8", "replace")}
+        opened |= {"model": self.model, "created": created}
         for each in [record] if self.announced else [opened, record]:
             each = {**each, "ts": round(time.time(), 3)}
+            if not (os.path.exists(self.path) and os.path.samefile(self.path, self.file.fileno())):
+                raise SessionError(f"{self.path} was deleted or replaced while in use")
             try:
-                if not os.path.samestat(os.stat(self.path), os.fstat(self.file.fileno())):
-                    raise OSError(errno.ESTALE, "it was replaced while in use")
                 append_jsonl(self.path, each)
             except OSError as error:
-                self.records = read_jsonl(self.path)  # as far as the disk took it
+                with contextlib.suppress(OSError):
+                    self.records = read_jsonl(self.path)  # as far as the disk took it
                 raise SessionError(f"cannot write {self.path}: {error.strerror}") from error
             self.records.append(each)
             self.announced = True
@@ -585,7 +594,6 @@ def write_receipt(session) -> str:
     lines += [f"  not sent, a result without a call: {text[:60]!r}" for text in orphans]
     lines += [f"  call {call.name}: {judge_call(call, hash_file)}" for call in open_calls(records)]
     return "\n".join([*lines, f"  state: {describe_state(session.records)}"])
-
 
 # ── §8 lifecycle ──────────────────────────────────────────────────────────────────────────────────
 # A session's id is the name of its file, and its state is derived from its records.
@@ -632,7 +640,6 @@ def describe_state(records) -> str:
     if ended == "done" or (said[-1][0] == "assistant" and not said[-1][2]):
         return "done"
     return f"waiting for an answer ({ended})" if ended else "waiting for an answer"
-
 
 # ── models ────────────────────────────────────────────────────────────────────────────────────────
 # A model is a function from messages and tools to a message: no counter, no clock, no memory.
@@ -735,8 +742,8 @@ def collect_reply(stream, show) -> dict:
             show(choice.delta.content, end="")
         for piece in choice.delta.tool_calls or []:
             call = latest.get(piece.index)
-            # Some servers give each call the index 0, and only the id tells them apart.
-            if call is None or (piece.id and piece.id != call["id"]):
+            # Some servers give each call the index 0, or no id: a new id or a name begins a call.
+            if call is None or piece.function.name or (piece.id and piece.id != call["id"]):
                 function = {"name": "", "arguments": ""}
                 call = {"id": piece.id or "", "type": "function", "function": function}
                 latest[piece.index] = call
@@ -751,14 +758,16 @@ def collect_reply(stream, show) -> dict:
         raise ConnectionError("the reply broke off in the middle")
     return {**reply, "tool_calls": calls} if calls else reply
 
-
 # ── main ──────────────────────────────────────────────────────────────────────────────────────────
 # The command line: everything that prints, asks or exits.
 
 def show_text(text, end="\n", file=None):
     """Print text with its control characters made visible: a terminal would obey them."""
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
-    print(text, end=end, file=file or sys.stdout, flush=True)
+    try:
+        print(text, end=end, file=file or sys.stdout, flush=True)
+    except OSError:  # nobody reads on; the turn does, for the log has it all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (file or sys.stdout).fileno())
 
 def report(text):
     """Print a line about the session, beside the conversation."""
@@ -882,7 +891,7 @@ def take_turns(session, options, prompt, has_key) -> int:
     """The turns of an open session: none, the one of the prompt, or as many as a person types."""
     if prompt == "":
         return 0
-    model, approve = choose_model(session, has_key), make_approver(options, session)
+    model, approve = choose_model(options, session, has_key), make_approver(options, session)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() its line editing
     while prompt is None:
@@ -899,7 +908,7 @@ def take_turns(session, options, prompt, has_key) -> int:
         show_text(f"to go on: {resume_command(session.path)}")
     return code
 
-def choose_model(session, has_key):
+def choose_model(options, session, has_key):
     """The model of a session; SessionError if it cannot be asked, or has nowhere to work."""
     if not os.path.isdir(session.workspace):
         raise SessionError(f"{session.workspace} is no folder; --workspace names another one")
@@ -909,7 +918,9 @@ def choose_model(session, has_key):
         return openai_model(session.model, show_text)
     why = "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
     why = "This session is a rehearsal (--model NAME changes that)" if has_key else why
-    report(f"{why}: the built-in rehearsal model plays (scripted, offline, not a language model).")
+    if not options.rehearse:
+        model = "the built-in rehearsal model plays (scripted, offline, not a language model)"
+        report(f"{why}: {model}.")
     return rehearsal_model
 
 def run_demo(options) -> int:
@@ -924,6 +935,8 @@ def run_demo(options) -> int:
     if child == 0:
         play_and_die(path, workspace)
     status, records = os.waitpid(child, 0)[1], read_jsonl(path)
+    if not os.WIFSIGNALED(status):
+        raise SessionError("the agent could not work: are bash and python3 on the PATH?")
     show_text(f"KILLED by {signal.Signals(os.WTERMSIG(status)).name}, {describe_state(records)}")
     show_text(f"on disk: {len(records)} records, the last one {json.dumps(records[-1])[:60]} ...")
     show_text(f"$ {resume_command(path)} continue")
@@ -943,8 +956,11 @@ def play_and_die(path, workspace):
         replace(path, data)
         os.kill(os.getpid(), signal.SIGKILL)
     globals()["replace_file"] = replace_and_die
-    with Session(path, workspace, "rehearsal") as session:
-        run_turn(session, TASK, rehearsal_model, show=show_text)
+    try:
+        with Session(path, workspace, "rehearsal") as session:
+            run_turn(session, TASK, rehearsal_model, show=show_text)
+    finally:
+        os._exit(1)  # it should not get here
 
 def end_by_signal(number, frame):
     """SIGTERM and SIGHUP end a turn as Ctrl-C does, and then the program."""
@@ -965,9 +981,6 @@ def main(arguments=None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # nobody reads on; the log is complete
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except OSError as error:
         report(f"tinyharness: {error.strerror}: {error.filename}")
         return 1
