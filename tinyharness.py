@@ -36,9 +36,11 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
     sys.exit(print(__doc__))  # before the imports, which take longer than Python itself
 
 import argparse
+import collections
 import contextlib
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -334,12 +336,14 @@ def parse_line(line) -> tuple:
             records += [value] if is_record(value) else []
             problem = problem or ("" if is_record(value) else "neither a message nor an event")
         except (ValueError, RecursionError) as error:
-            # A torn record breaks the grammar a few characters into the next one at the latest.
             problem, place = "torn or damaged JSON", getattr(error, "pos", position)
-            trusted, damages = trusted if damages else len(records), damages + 1
-            position = text.find('{"', max(position + 1, place - 8))
-    # What follows damage, and does not reach the line's end, was the inside of the damaged record.
-    return records if position == len(text) else records[:trusted], problem
+            if text[position] == "{":
+                trusted = len(records)  # what came before this torn record stands
+            elif text[position] in "]}":
+                del records[trusted:]  # what came before this end was the inside of a record
+            # A torn record breaks the grammar a few characters into the next one at the latest.
+            damages, position = damages + 1, text.find('{"', max(position + 1, place - 8))
+    return records, problem
 
 def is_record(value) -> bool:
     """Whether a JSON value is a message or an event."""
@@ -404,31 +408,32 @@ def new_call(said, function, sent_ids, record, ours):
 
 def group_calls(records) -> list:
     """The fold: (role, text, calls) of each message, each call with what became of it."""
-    groups, by_id, sent_ids, ours = [], {}, set(), False
-    for number, record in enumerate(filter(is_record, records)):
+    groups, by_id, sent_ids, ours, clock = [], {}, set(), False, itertools.count()
+    for record in filter(is_record, records):
         if record.get("role") not in ROLES:
             ours = ours or "format" in record
             calls = by_id.get(text_of(record.get("tool_call_id")), [])
-            waiting = [call for call in calls if not call.started and not call.result]
-            for call in waiting[: record["event"] == "started"]:
+            waiting = (call for call in calls if not call.started and not call.result)
+            if record["event"] == "started" and (call := next(waiting, None)):
                 call.started = record
             continue
         text, said, results = read_message(record)
         for said_id, result in results:
-            calls = by_id.get(text_of(said_id), [])
-            waiting = [call for call in calls if not call.result]
-            # A real result beats a synthetic one, and the first real one stands.
-            waiting += [call for call in calls if call.synthetic and "verdict" not in record]
-            for call in waiting[:1]:
+            calls, synthetic = by_id.get(text_of(said_id)), "verdict" in record
+            groups += [("orphan", result, ())] if calls is None else []
+            while calls and calls[0].result and not calls[0].synthetic:
+                calls.popleft()  # the first real result stands
+            waiting = (call for call in calls or () if not call.result)
+            beaten = (call for call in calls or () if call.synthetic and not synthetic)
+            if call := next(itertools.chain(waiting, beaten), None):
                 call.result = result if result.strip() else "(no output)"
-                call.synthetic, call.arrived = "verdict" in record, min(call.arrived, number)
-            groups += [] if calls else [("orphan", result, ())]
+                call.synthetic, call.arrived = synthetic, min(call.arrived, next(clock))
         calls = [new_call(*each, sent_ids, record, ours) for each in said]
-        # From here on an id means these calls, and no id the first of them that has none.
-        by_id.update({call.id: [] for call in calls})
+        # From here on an id means these calls, and no id means them in their order.
+        by_id.update({call.id: collections.deque() for call in calls})
         for call in calls:
             by_id[call.id].append(call)
-        by_id.update({"": sorted(calls, key=lambda call: call.id != "")} if calls else {})
+        by_id.update({"": collections.deque(calls)} if calls else {})
         if record["role"] != "tool" and (text.strip() or calls):
             groups.append((record["role"], text, calls))
     return groups
@@ -503,9 +508,8 @@ def control_turn(session):
         settle_calls(session)
         yield
         ending["state"] = "done"
-    except (KeyboardInterrupt, Failure) as reason:
-        ending["reason"] = f"{type(reason).__name__} {reason}".strip()
-        ending["state"] = "error" if isinstance(reason, Failure) else "aborted"
+    except (KeyboardInterrupt, Failure) as why:
+        ending |= {"state": "error" if isinstance(why, Failure) else "aborted", "reason": str(why)}
         session.records = read_jsonl(session.path)  # an interrupt may have parted file and memory
         settle_calls(session, "interrupted by the user")
         raise
@@ -529,17 +533,16 @@ class Session:
             # The lock ends with its process: a free lock and an open turn mean a crash.
             fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            opened = [record for record in read_jsonl(self.path) if "pid" in record]
-            last = {"pid": "unknown", "created": "unknown", **(opened or [{}])[-1], "path": self.path}
-            raise SessionError(HELD.format(**last)) from None
+            unknown = {"pid": "unknown", "created": "unknown"}
+            last = [unknown, *(record for record in read_jsonl(self.path) if "pid" in record)][-1]
+            raise SessionError(HELD.format(**{**unknown, **last, "path": self.path})) from None
         except OSError as error:
             raise SessionError(f"cannot open {self.path}: {error.strerror}") from error
         if fcntl:  # a fork without exec would share the lock, and keep it when we are dead
             os.register_at_fork(after_in_child=self.file.close)
         self.records = read_jsonl(self.path, self.skipped)
         first = next((record for record in self.records if "cwd" in record), {})
-        place = text_of(first.get("cwd")) or "."
-        self.workspace = os.path.abspath(self.workspace or os.fsdecode(place.encode()))
+        self.workspace = os.path.abspath(self.workspace or text_of(first.get("cwd")) or ".")
         self.model = self.model or text_of(first.get("model"))
         return self
 
@@ -548,10 +551,9 @@ class Session:
 
     def append(self, record):
         """Put a record on disk, then into memory; the first one says who writes from here on."""
-        created, place = time.strftime("%Y-%m-%d %H:%M:%S %z"), os.fsencode(self.workspace)
-        opened = {"event": "resumed" if self.records else "session", "format": 1, "pid": os.getpid()}
-        opened |= {"id": session_id(self.path), "cwd": place.decode("utf-8", "replace")}
-        opened |= {"model": self.model, "created": created}
+        opened = {"event": "resumed" if self.records else "session", "format": 1}
+        opened |= {"id": session_id(self.path), "cwd": self.workspace, "model": self.model}
+        opened |= {"pid": os.getpid(), "created": time.strftime("%Y-%m-%d %H:%M:%S %z")}
         for each in [record] if self.announced else [opened, record]:
             each = {**each, "ts": round(time.time(), 3)}
             if not (os.path.exists(self.path) and os.path.samefile(self.path, self.file.fileno())):
