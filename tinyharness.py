@@ -684,7 +684,7 @@ def rehearsal_model(messages, tools) -> dict:
         words = CAN_DO
     elif last.startswith(("error:", "refused:", "not run:")):
         words = f"I stop here, because a call failed: {last}"
-    elif not looked:
+    elif not looked:  # whatever was unknown: look first, act later
         name = "read_file"
     elif not tested:
         name, arguments = "bash", {"command": "python3 -B test_parse_date.py"}
@@ -737,6 +737,7 @@ def collect_reply(stream, show) -> dict:
     """Build the assistant message by hand from the pieces; ConnectionError if they break off."""
     reply, calls, latest = {"role": "assistant", "content": ""}, [], {}
     for choice in (choice for chunk in stream for choice in chunk.choices or []):
+        # Built by hand: a dump of the package's object has keys that servers refuse later.
         for key in ("content", "reasoning_content"):
             if piece := getattr(choice.delta, key, None):
                 reply[key] = reply.get(key, "") + piece
@@ -813,6 +814,7 @@ def typed_lines() -> list:
 
 def make_approver(options, session):
     """The function that says of a call why it is refused, or None."""
+    # In its own demo workspace the rehearsal can touch nothing of the user's.
     own = session.workspace.endswith(demo_workspace(session.path)) and session.model == "rehearsal"
     allowed = ["all"] if options.yes or own else []
     def approve(name, arguments):
@@ -886,8 +888,9 @@ def run_session(options) -> int:
                 raise SessionError(f"{path} holds no session; nothing is written to it")
             return take_turns(session, options, read_prompt(options), has_key)
     finally:
+        # Nothing was said, so nothing is kept.
         if new and not os.path.getsize(path):
-            os.unlink(path)  # nothing was said
+            os.unlink(path)
 
 def take_turns(session, options, prompt, has_key) -> int:
     """The turns of an open session: none, the one of the prompt, or as many as a person types."""
