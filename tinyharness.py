@@ -36,7 +36,6 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
     sys.exit(print(__doc__))  # before the imports, which take longer than Python itself
 
 import argparse
-import collections
 import contextlib
 import hashlib
 import inspect
@@ -76,9 +75,10 @@ JSON_TYPES = {"str": {"type": "string"}, "int": {"type": "integer"}, "float": {"
 ROLES = ("system", "user", "assistant", "tool")
 GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks, BOMs, commas
 DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
+SURROGATE = re.compile("[\ud800-\udfff]")
 DECODE = json.JSONDecoder().raw_decode
 
-HELD = ("{path} is held by another process (last writer: pid {pid}, since {created}); "
+HELD = ("{} is held by another process (last writer: pid {}, since {}); "
         "let it end, or copy the file: the copy is an independent session")
 
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
@@ -184,9 +184,8 @@ def clip(output, size) -> str:
 
 def inside(session, path) -> pathlib.Path:
     """The real path of a file in the workspace; PermissionError if it is not for the model."""
-    root = pathlib.Path(session.workspace).resolve()
+    root, log = (pathlib.Path(each).resolve() for each in (session.workspace, session.path))
     real = (root / path).resolve()
-    log = pathlib.Path(session.path).resolve()
     own = real == log or ".tinyharness" in real.parts[len(root.parts) :]
     endless = real.exists() and not (real.is_file() and real.stat().st_size <= FILE_BYTES)
     if own or endless or not real.is_relative_to(root):
@@ -267,7 +266,7 @@ def bash(session, command: str, timeout: float = 120) -> str:
 
 def clean(text) -> str:
     """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
-    if text.isascii():
+    if text.isascii() or not SURROGATE.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -315,14 +314,16 @@ def append_jsonl(path, record):
 
 def read_jsonl(path, skipped=None) -> list:
     """All records of a log, [] without a file; `skipped` collects (line number, problem) pairs."""
-    records = []
+    return list(scan_jsonl(path, skipped))
+
+def scan_jsonl(path, skipped=None):
+    """The same one by one, so that a long log need not be in memory as a whole."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for number, line in enumerate(file, 1):  # read as bytes, a line ends at b"\n" only
-            found, problem = parse_line(line)
-            records += found
+            records, problem = parse_line(line)
             if problem and skipped is not None:
                 skipped.append((number, problem))
-    return records
+            yield from records
 
 def parse_line(line) -> tuple:
     """The records on a line (two, where a newline was lost), and what is wrong with the line."""
@@ -419,21 +420,21 @@ def group_calls(records) -> list:
             continue
         text, said, results = read_message(record)
         for said_id, result in results:
-            calls, synthetic = by_id.get(text_of(said_id)), "verdict" in record
-            groups += [("orphan", result, ())] if calls is None else []
-            while calls and calls[0].result and not calls[0].synthetic:
-                calls.popleft()  # the first real result stands
-            waiting = (call for call in calls or () if not call.result)
-            beaten = (call for call in calls or () if call.synthetic and not synthetic)
-            if call := next(itertools.chain(waiting, beaten), None):
+            calls, synthetic = by_id.get(text_of(said_id), ()), "verdict" in record
+            waiting = [call for call in calls if not call.result]
+            # A real result beats a synthetic one, and the first real one stands.
+            waiting += [call for call in calls if call.synthetic and not synthetic]
+            for call in waiting[:1]:
                 call.result = result if result.strip() else "(no output)"
                 call.synthetic, call.arrived = synthetic, min(call.arrived, next(clock))
+            groups += [] if calls else [("orphan", result, ())]
         calls = [new_call(*each, sent_ids, record, ours) for each in said]
-        # From here on an id means these calls, and no id means them in their order.
-        by_id.update({call.id: collections.deque() for call in calls})
-        for call in calls:
-            by_id[call.id].append(call)
-        by_id.update({"": collections.deque(calls)} if calls else {})
+        if calls:
+            # From here on an id means these calls, and no id means them in their order.
+            by_id.update({call.id: [] for call in calls})
+            for call in calls:
+                by_id[call.id].append(call)
+            by_id[""] = calls
         if record["role"] != "tool" and (text.strip() or calls):
             groups.append((record["role"], text, calls))
     return groups
@@ -460,7 +461,7 @@ def repair(records, prompt="") -> list:
 def load_session(path) -> list:
     """The messages of a session, ready to send; [] if there is no file. Errors: OSError.
     Promise: it only reads; nothing is changed, executed or sent."""
-    return repair(read_jsonl(path))
+    return repair(scan_jsonl(path))
 
 # ── §5 intent ─────────────────────────────────────────────────────────────────────────────────────
 # A `started` record before each effect tells apart: never ran, ran, or nobody can know.
@@ -533,9 +534,8 @@ class Session:
             # The lock ends with its process: a free lock and an open turn mean a crash.
             fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            unknown = {"pid": "unknown", "created": "unknown"}
-            last = [unknown, *(record for record in read_jsonl(self.path) if "pid" in record)][-1]
-            raise SessionError(HELD.format(**{**unknown, **last, "path": self.path})) from None
+            last = [{}, *(record for record in scan_jsonl(self.path) if "pid" in record)][-1].get
+            raise SessionError(HELD.format(self.path, last("pid"), last("created"))) from None
         except OSError as error:
             raise SessionError(f"cannot open {self.path}: {error.strerror}") from error
         if fcntl:  # a fork without exec would share the lock, and keep it when we are dead
