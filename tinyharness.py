@@ -37,11 +37,11 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
 
 import argparse
 import contextlib
+import errno
 import hashlib
 import inspect
 import itertools
 import json
-import math
 import os
 import pathlib
 import re
@@ -75,11 +75,10 @@ JSON_TYPES = {"str": {"type": "string"}, "int": {"type": "integer"}, "float": {"
 ROLES = ("system", "user", "assistant", "tool")
 GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks, BOMs, commas
 DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
+TORN = ("torn or damaged JSON", "damaged in too many places; the rest of this line is not read")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 DECODE = json.JSONDecoder().raw_decode
-
-HELD = ("{} is held by another process (last writer: pid {}, since {}); "
-        "let it end, or copy the file: the copy is an independent session")
 
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
 APPLIED = "applied: the file holds exactly the bytes that this call asked for; do not repeat it"
@@ -89,10 +88,8 @@ INTERRUPTED = "interrupted: it only reads, so it is safe to call again"
 UNKNOWN = ("outcome unknown: it may have run fully, partly or not at all, or may still run; "
            "check the real state before you repeat it")
 
-
 class SessionError(Exception):
     """A session that cannot be used: the text says which, why, and what to do now."""
-
 
 class Failure(Exception):
     """Foreign code that failed, the model's or a tool's; of a failed request nothing is stored."""
@@ -167,9 +164,8 @@ def describe_tool(function) -> dict:
     """The Chat Completions schema of a tool: a parameter with a type is the model's to fill."""
     every = inspect.signature(function).parameters.values()
     typed = [each for each in every if each.annotation is not each.empty]
-    names = [getattr(each.annotation, "__name__", str(each.annotation)) for each in typed]
-    kinds = [JSON_TYPES.get(name.partition("[")[0], {}) for name in names]
-    properties = {each.name: kind for each, kind in zip(typed, kinds)}
+    hints = {one.name: getattr(one.annotation, "__name__", str(one.annotation)) for one in typed}
+    properties = {name: JSON_TYPES.get(hint.partition("[")[0], {}) for name, hint in hints.items()}
     required = [each.name for each in typed if each.default is each.empty]
     schema = {"type": "object", "properties": properties, "required": required}
     about = {"name": function.__name__, "description": " ".join((function.__doc__ or "").split())}
@@ -185,7 +181,7 @@ def clip(output, size) -> str:
 def inside(session, path) -> pathlib.Path:
     """The real path of a file in the workspace; PermissionError if it is not for the model."""
     root, log = (pathlib.Path(each).resolve() for each in (session.workspace, session.path))
-    real = (root / path).resolve()
+    real = pathlib.Path(os.path.realpath((root / path).resolve()))  # again, for what a loop hid
     own = real == log or ".tinyharness" in real.parts[len(root.parts) :]
     endless = real.exists() and not (real.is_file() and real.stat().st_size <= FILE_BYTES)
     if own or endless or not real.is_relative_to(root):
@@ -195,9 +191,9 @@ def inside(session, path) -> pathlib.Path:
 def replace_file(path, data) -> str:
     """Put new bytes in the place of a file: a kill leaves the old file or the new, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tinyharness-{os.getpid()}.tmp")
+    temporary = path.with_name(f".tinyharness-{os.urandom(6).hex()}.tmp")
     try:
-        with open(temporary, "wb", 0) as file:
+        with open(temporary, "xb", 0) as file:
             if path.exists():
                 temporary.chmod(stat.S_IMODE(path.stat().st_mode))
             write_all(file, data)
@@ -257,7 +253,7 @@ def bash(session, command: str, timeout: float = 120) -> str:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        reader.join(1)
+        reader.is_alive() and reader.join(1)
         reading = False
     return f"{clip(output, sum(sizes)).rstrip()}\n[{ending}]".lstrip("\n")
 
@@ -266,9 +262,7 @@ def bash(session, command: str, timeout: float = 120) -> str:
 
 def clean(text) -> str:
     """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
-    if text.isascii() or not SURROGATE.search(text):
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if text.isascii() else SURROGATE.sub("\ufffd", text)
 
 def encode_record(record) -> bytes:
     """One line of UTF-8 that a person can read; ValueError or TypeError if it is no JSON."""
@@ -291,10 +285,14 @@ def write_all(file, data):
 def sync_folders(path):
     """Put a file's name on disk, and the names of its folders, which may be as new as the file."""
     for folder in pathlib.Path(path).absolute().parents:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # where one can do that
+        with contextlib.suppress(PermissionError), contextlib.ExitStack() as stack:
             descriptor = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, descriptor)
-            os.fsync(descriptor)
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # no folder that syncs
+                    raise
 
 def append_jsonl(path, record):
     """Add a record to a log as one line of JSON.
@@ -337,7 +335,7 @@ def parse_line(line) -> tuple:
             records += [value] if is_record(value) else []
             problem = problem or ("" if is_record(value) else "neither a message nor an event")
         except (ValueError, RecursionError) as error:
-            problem, place = "torn or damaged JSON", getattr(error, "pos", position)
+            problem, place = TORN[damages + 1 == DAMAGES], getattr(error, "pos", position)
             if text[position] == "{":
                 trusted = len(records)  # what came before this torn record stands
             elif text[position] in "]}":
@@ -392,7 +390,7 @@ def new_call(said, function, sent_ids, record, ours):
     """A call: what was asked, how it is sent; later whether it began, and its result."""
     function = function if isinstance(function, dict) else {}
     call = types.SimpleNamespace(id=text_of(said), name=text_of(function.get("name")))
-    call.started, call.result, call.synthetic, call.arrived = {}, "", False, math.inf
+    call.started, call.result, call.synthetic, call.arrived = {}, "", False, float("inf")
     call.cut_off = record.get("finish_reason") == "length"
     # Only a record of our own promises that the log would say so if the call had begun.
     call.ours = ours and "ts" in record
@@ -459,8 +457,7 @@ def repair(records, prompt="") -> list:
     return [{"role": "system", "content": first}, *messages] if first else messages
 
 def load_session(path) -> list:
-    """The messages of a session, ready to send; [] if there is no file. Errors: OSError.
-    Promise: it only reads; nothing is changed, executed or sent."""
+    """The messages of a session, ready to send; [] without a file. Promise: it only reads."""
     return repair(scan_jsonl(path))
 
 # ── §5 intent ─────────────────────────────────────────────────────────────────────────────────────
@@ -468,9 +465,11 @@ def load_session(path) -> list:
 
 def hash_file(path, data=None) -> str:
     """SHA-256 of what a file holds, or is to hold; this is the probe, and it only reads."""
-    if data is None and not os.path.exists(path):
-        return "no file"
-    return hashlib.sha256(pathlib.Path(path).read_bytes() if data is None else data).hexdigest()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if data is None and not stat.S_ISREG(os.stat(path).st_mode):
+            return "no regular file"  # reading a pipe could wait for ever
+        return hashlib.sha256(pathlib.Path(path).read_bytes() if data is None else data).hexdigest()
+    return "no file"
 
 def make_intent(call, tool, path=None, data=b"") -> dict:
     """The record that is on disk before an effect; of a planned one it holds both hashes."""
@@ -488,11 +487,13 @@ def judge_call(call, probe=None) -> str:
         return seen.get(probe(call.started["path"]), DIFFERS) if probe else UNKNOWN
     return INTERRUPTED if call.started.get("read_only") else UNKNOWN
 
-def settle_calls(session, cause="the harness stopped"):
+def settle_calls(session, cause="the harness stopped while no result was on record"):
     """Put a verdict on disk for each open call: the same after a crash and after Ctrl-C."""
     for call in open_calls(session.records):
         verdict = judge_call(call, hash_file)
-        text = f"{cause} {'while it ran' if call.started else 'before it began'}; {verdict}"
+        if verdict == APPLIED:
+            sync_folders(call.started["path"])  # the kill may have come before that
+        text = f"{cause.partition(' while')[0] if verdict == NOT_STARTED else cause}; {verdict}"
         result = {"role": "tool", "tool_call_id": call.id, "content": text}
         session.append({**result, "verdict": verdict.partition(":")[0]})
 
@@ -512,7 +513,7 @@ def control_turn(session):
     except (KeyboardInterrupt, Failure) as why:
         ending |= {"state": "error" if isinstance(why, Failure) else "aborted", "reason": str(why)}
         session.records = read_jsonl(session.path)  # an interrupt may have parted file and memory
-        settle_calls(session, "interrupted by the user")
+        settle_calls(session, "interrupted by the user while it ran")
         raise
     finally:
         session.in_turn = False
@@ -533,14 +534,14 @@ class Session:
             self.file = open_log(self.path)
             # The lock ends with its process: a free lock and an open turn mean a crash.
             fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sync_folders(self.path)  # its creator may have been killed before that
+            self.records = read_jsonl(self.path, self.skipped)
         except BlockingIOError:
-            last = [{}, *(record for record in scan_jsonl(self.path) if "pid" in record)][-1].get
-            raise SessionError(HELD.format(self.path, last("pid"), last("created"))) from None
+            raise SessionError(describe_holder(self.path)) from None
         except OSError as error:
             raise SessionError(f"cannot open {self.path}: {error.strerror}") from error
         if fcntl:  # a fork without exec would share the lock, and keep it when we are dead
             os.register_at_fork(after_in_child=self.file.close)
-        self.records = read_jsonl(self.path, self.skipped)
         first = next((record for record in self.records if "cwd" in record), {})
         self.workspace = os.path.abspath(self.workspace or text_of(first.get("cwd")) or ".")
         self.model = self.model or text_of(first.get("model"))
@@ -551,25 +552,21 @@ class Session:
 
     def append(self, record):
         """Put a record on disk, then into memory; the first one says who writes from here on."""
-        opened = {"event": "resumed" if self.records else "session", "format": 1}
-        opened |= {"id": session_id(self.path), "cwd": self.workspace, "model": self.model}
-        opened |= {"pid": os.getpid(), "created": time.strftime("%Y-%m-%d %H:%M:%S %z")}
-        for each in [record] if self.announced else [opened, record]:
+        for each in [record] if self.announced else [describe_opening(self), record]:
             each = {**each, "ts": round(time.time(), 3)}
             if not (os.path.exists(self.path) and os.path.samefile(self.path, self.file.fileno())):
                 raise SessionError(f"{self.path} was deleted or replaced while in use")
             try:
                 append_jsonl(self.path, each)
             except OSError as error:
-                with contextlib.suppress(OSError):
-                    self.records = read_jsonl(self.path)  # as far as the disk took it
+                self.records = read_jsonl(self.path)  # as far as the disk took it
                 raise SessionError(f"cannot write {self.path}: {error.strerror}") from error
             self.records.append(each)
             self.announced = True
 
     def add_prompts(self, lines) -> bool:
         """Append what the user typed or steered, but no blank line; whether there was any."""
-        lines, self.inbox = [line for line in [*lines, *self.inbox] if line.strip()], []
+        lines, self.inbox = [line for line in [*self.inbox, *lines] if line.strip()], []
         for line in lines:
             self.append({"role": "user", "content": line})
         return bool(lines)
@@ -589,10 +586,10 @@ class Session:
 
 def write_receipt(session) -> str:
     """What was found in a session that is being resumed; looks, and changes nothing."""
-    records, skipped = session.records, session.skipped
+    records, lines = session.records, [f"resumed {session.path}"]
     orphans = [text for role, text, _ in group_calls(records) if role == "orphan"]
-    lines = [f"resumed {session.path}: {len(records)} records read, {len(skipped)} lines skipped"]
-    lines += [f"  skipped line {number}: {problem}" for number, problem in skipped]
+    lines += [f"  {len(records)} records read, {len(session.skipped)} lines skipped or damaged"]
+    lines += [f"  line {number}: {problem}" for number, problem in session.skipped]
     lines += [f"  not sent, a result without a call: {text[:60]!r}" for text in orphans]
     lines += [f"  call {call.name}: {judge_call(call, hash_file)}" for call in open_calls(records)]
     return "\n".join([*lines, f"  state: {describe_state(session.records)}"])
@@ -603,6 +600,18 @@ def write_receipt(session) -> str:
 def session_id(path) -> str:
     """The id of a session is the name of its file."""
     return os.path.splitext(os.path.basename(path))[0]
+
+def describe_opening(session) -> dict:
+    """The event that says who writes from here on, where, and with which model."""
+    event = {"event": "resumed" if session.records else "session", "format": 1}
+    event |= {"id": session_id(session.path), "cwd": session.workspace, "model": session.model}
+    return {**event, "pid": os.getpid(), "created": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+
+def describe_holder(path) -> str:
+    """Why a session cannot be opened: who wrote to it last, and what to do now."""
+    last = [{}, *(record for record in scan_jsonl(path) if "pid" in record)][-1].get
+    who = f"last writer: pid {last('pid')}, since {last('created')}"
+    return f"{path} is held by another process ({who}); a copy of it is an independent session"
 
 def new_session_path(folder) -> str:
     """A new, empty session file, named by date, time and a word that can be remembered."""
@@ -621,8 +630,7 @@ def find_session(options) -> str:
         return target
     if os.path.exists(target) or os.sep in target:
         raise SessionError(f"there is no session file {target}")
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    paths = [os.path.join(folder, name) for name in names if name.endswith(".jsonl")]
+    paths = sorted(str(path) for path in pathlib.Path(folder).glob("*.jsonl") if path.is_file())
     found = [path for path in paths if session_id(path).startswith(target)]
     found = [path for path in found if session_id(path) == target] or found
     found = sorted(paths, key=os.path.getmtime)[-1:] if target == "last" else found
@@ -647,7 +655,6 @@ def describe_state(records) -> str:
 # A model is a function from messages and tools to a message: no counter, no clock, no memory.
 
 BROKEN = '''\
-"""Turn a date as people write it ("3 March 2026") into "2026-03-03"."""
 MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 
 def parse_date(text):
@@ -657,7 +664,6 @@ def parse_date(text):
 '''
 TEST = '''\
 from parse_date import parse_date
-
 for text, want in [("3 mar 2026", "2026-03-03"), ("24 December 2025", "2025-12-24")]:
     got = parse_date(text)
     assert got == want, f"{text!r} gives {got!r}, not {want!r}"
@@ -668,6 +674,7 @@ FIXES = (  # what the test prints, the text to replace, the new text
     ("is not in list", "month[:3]", "month[:3].lower()"),
 )
 TASK = "The test of parse_date.py fails. Repair parse_date.py, and run the test until it passes."
+REHEARSING = ": the built-in rehearsal model plays (scripted, offline, not a language model)."
 DONE = "parse_date.py is repaired: months count from 1, and may be in capitals. The test passes."
 CAN_DO = """I am the rehearsal model: a script, no language model. I can repair parse_date.py in my
 own demo workspace (start without a prompt), go on with that ("continue"), and nothing else.
@@ -699,10 +706,8 @@ def rehearsal_model(messages, tools) -> dict:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 def recall_work(messages) -> tuple:
-    """What is known for sure: was the file read, and what did the test say since the last edit?
-
-    Anything but a plain result, such as an unknown outcome, proves nothing: look again.
-    """
+    """What is known for sure: was the file read, what did the test say since the last edit?
+    Anything but a plain result, such as an unknown outcome, proves nothing: look again."""
     looked, tested, names = False, "", {}
     for message in messages:
         for call in message.get("tool_calls", []):
@@ -757,6 +762,8 @@ def collect_reply(stream, show) -> dict:
         reply["finish_reason"] = choice.finish_reason or reply.get("finish_reason")
     if reply["content"]:
         show("")
+    if reply.get("finish_reason") == "length":
+        show("[cut off: the reply reached its length limit]")
     if not reply.get("finish_reason"):
         raise ConnectionError("the reply broke off in the middle")
     return {**reply, "tool_calls": calls} if calls else reply
@@ -766,7 +773,7 @@ def collect_reply(stream, show) -> dict:
 
 def show_text(text, end="\n", file=None):
     """Print text with its control characters made visible: a terminal would obey them."""
-    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    text = CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
     try:
         print(text, end=end, file=file or sys.stdout, flush=True)
     except OSError:  # nobody reads on; the turn does, for the log has it all
@@ -802,15 +809,16 @@ def parse_options(arguments):
 
 def is_terminal() -> bool:
     """Whether a person can be asked."""
-    return sys.stdin is not None and sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None
 
 def typed_lines() -> list:
     """The lines that were typed on the terminal while something else went on."""
-    lines = []
-    if os.name == "posix" and is_terminal():
-        while select.select([sys.stdin], [], [], 0)[0] and (line := sys.stdin.readline()):
-            lines.append(line)
-    return lines
+    typed, chunk = b"", b"\n"
+    # Read past Python's buffer: what stays in there is seen by nobody.
+    while chunk and os.name == "posix" and is_terminal() and select.select([0], [], [], 0)[0]:
+        chunk = os.read(0, 65_536)
+        typed += chunk
+    return typed.decode("utf-8", "replace").splitlines()
 
 def make_approver(options, session):
     """The function that says of a call why it is refused, or None."""
@@ -823,12 +831,12 @@ def make_approver(options, session):
         if not is_terminal():
             return "there is no terminal to ask at; --yes allows every call"
         session.inbox += typed_lines()  # typed before the question, so no answer to it
-        report(f"{name} {json.dumps(arguments, ensure_ascii=False)}")
+        show_text(f"{name} {json.dumps(arguments, ensure_ascii=False)}")
+        answer = ""
         with contextlib.suppress(EOFError):
-            answer = input("allow? [y/N/a] ").strip().lower()
-            allowed.extend(["all"] if answer == "a" else [])
-            return None if answer in ("y", "a") else "the user did not allow it"
-        return "the user did not answer"
+            answer = input("allow it? (a: and all from now on) [y/N/a] ").strip().lower()
+        allowed.extend(["all"] if answer == "a" else [])
+        return None if answer in ("y", "a") else "the user did not allow it"
     return approve
 
 def demo_workspace(path) -> str:
@@ -848,6 +856,9 @@ def take_turn(session, prompt, model, approve) -> int:
         run_turn(session, prompt, model, TOOLS, approve, show_text, typed_lines)
         return 0
     except (Failure, SessionError) as error:
+        if not os.path.exists(session.path):  # deleted while in use, but memory has it all
+            for record in session.records:
+                append_jsonl(session.path, record)
         what = "the request failed" if isinstance(error, Failure) else "the turn stopped"
         report(f"tinyharness: {what}: {' '.join(str(error).split())[:500]}")
         report(f"to go on: {resume_command(session.path)}")
@@ -877,20 +888,21 @@ def run_session(options) -> int:
     if new and scripted and not prompt:
         prompt, options.workspace = TASK, options.workspace or demo_workspace(path)
         make_demo(options.workspace)
+    code, model = 0, "rehearsal" if scripted else options.model
     try:
-        model = "rehearsal" if scripted else options.model
         with Session(path, options.workspace, model) as session:
             session.model = session.model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
-            if new:
-                return take_turns(session, options, prompt, has_key)
-            report(write_receipt(session))
-            if session.skipped and not session.records:
-                raise SessionError(f"{path} holds no session; nothing is written to it")
-            return take_turns(session, options, read_prompt(options), has_key)
+            if not new:
+                report(write_receipt(session))
+                if session.skipped and not session.records:
+                    raise SessionError(f"{path} holds no session; nothing is written to it")
+                prompt = read_prompt(options)
+            code = take_turns(session, options, prompt, has_key)
     finally:
-        # Nothing was said, so nothing is kept.
-        if new and not os.path.getsize(path):
+        # A session in which nothing was said, or could be said, is not kept.
+        if new and code == 0 and os.path.exists(path) and not os.path.getsize(path):
             os.unlink(path)
+    return code
 
 def take_turns(session, options, prompt, has_key) -> int:
     """The turns of an open session: none, the one of the prompt, or as many as a person types."""
@@ -921,11 +933,9 @@ def choose_model(options, session, has_key):
         raise SessionError(f"{session.model} needs OPENAI_API_KEY or OPENAI_BASE_URL or --rehearse")
     if session.model != "rehearsal":
         return openai_model(session.model, show_text)
-    why = "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
-    why = "This session is a rehearsal (--model NAME changes that)" if has_key else why
+    why = "This is a rehearsal session (--model NAME changes that)"
     if not options.rehearse:
-        model = "the built-in rehearsal model plays (scripted, offline, not a language model)"
-        report(f"{why}: {model}.")
+        report((why if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set") + REHEARSING)
     return rehearsal_model
 
 def run_demo(options) -> int:
@@ -933,7 +943,7 @@ def run_demo(options) -> int:
     if not hasattr(os, "fork"):
         raise SessionError("--demo needs a system with fork: Linux, macOS, or WSL on Windows")
     path = new_session_path(options.sessions)
-    workspace, want = demo_workspace(path), BROKEN
+    workspace = demo_workspace(path)
     make_demo(workspace)
     show_text(f"An agent repairs parse_date.py in {workspace}:")
     child = os.fork()
@@ -947,10 +957,8 @@ def run_demo(options) -> int:
     show_text(f"$ {resume_command(path)} continue")
     again = [sys.executable, os.path.abspath(__file__), "--rehearse", "--resume", path, "continue"]
     code = subprocess.run(again).returncode
-    for _, old, new in FIXES:
-        want = want.replace(old, new)
-    with open(os.path.join(workspace, "parse_date.py")) as file:
-        once = file.read() == want
+    source = pathlib.Path(workspace, "parse_date.py").read_text()
+    once = source.count("+ 1") == source.count("lower") == 1
     show_text(f"each edit is in the file {'exactly once' if once else 'NOT exactly once'}")
     return code if once else 1
 
@@ -973,7 +981,7 @@ def end_by_signal(number, frame):
 
 def main(arguments=None) -> int:
     """Run the command line and return its exit code."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in filter(None, (sys.stdin, sys.stdout, sys.stderr)):
         stream.reconfigure(errors="backslashreplace")
     options = parse_options(arguments)
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
@@ -981,15 +989,11 @@ def main(arguments=None) -> int:
             signal.signal(number, end_by_signal)
     try:
         return run_demo(options) if options.demo else run_session(options)
-    except SessionError as error:
+    except (SessionError, OSError) as error:
         report(f"tinyharness: {error}")
-        return 2
+        return 1 if isinstance(error, OSError) else 2
     except KeyboardInterrupt:
         return 130
-    except OSError as error:
-        report(f"tinyharness: {error.strerror}: {error.filename}")
-        return 1
-
 
 if __name__ == "__main__":
     sys.exit(main())
