@@ -36,6 +36,7 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
     sys.exit(print(__doc__))  # before the imports, which take longer than Python itself
 
 import argparse
+import collections
 import contextlib
 import errno
 import hashlib
@@ -78,6 +79,8 @@ DAMAGES = 100  # places where one line is damaged, before the rest of it is give
 TORN = ("torn or damaged JSON", "damaged in too many places; the rest of this line is not read")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SURROGATE = re.compile("[\ud800-\udfff]")
+STRICT = json.JSONDecoder(parse_constant=int).decode  # NaN is no JSON: int() refuses it
+NO_CALLS = (iter(()), iter(()), collections.deque())  # that begin, wait for a result, were settled
 DECODE = json.JSONDecoder().raw_decode
 
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
@@ -181,10 +184,11 @@ def clip(output, size) -> str:
 def inside(session, path) -> pathlib.Path:
     """The real path of a file in the workspace; PermissionError if it is not for the model."""
     root, log = (pathlib.Path(each).resolve() for each in (session.workspace, session.path))
-    real = pathlib.Path(os.path.realpath((root / path).resolve()))  # again, for what a loop hid
+    real = (root / path).resolve()
     own = real == log or ".tinyharness" in real.parts[len(root.parts) :]
     endless = real.exists() and not (real.is_file() and real.stat().st_size <= FILE_BYTES)
-    if own or endless or not real.is_relative_to(root):
+    # Behind a loop of links resolve() gives up, and would go on the next time.
+    if own or endless or real != real.resolve() or not real.is_relative_to(root):
         raise PermissionError(f"{path} is outside the workspace, reserved, no file, or too large")
     return real
 
@@ -219,8 +223,7 @@ def write_file(session, path: str, content: str) -> tuple:
 @tool(TOOLS, plans=True)
 def edit_file(session, path: str, old: str, new: str) -> tuple:
     """Replace the text `old`, which must be in the file exactly once, by `new`."""
-    target = inside(session, path)
-    data = target.read_bytes()
+    data = (target := inside(session, path)).read_bytes()
     # The lookahead counts overlapping matches too, which bytes.count does not.
     matches = len(re.findall(b"(?=" + re.escape(old.encode()) + b")", data)) if old else 0
     if matches != 1:
@@ -233,11 +236,10 @@ def bash(session, command: str, timeout: float = 120) -> str:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     secretless = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
     place = {"cwd": session.workspace, "env": secretless, "start_new_session": True}
-    output, sizes, reading = bytearray(), [], True
-    limit = min(BASH_SECONDS, float(timeout))  # in this order NaN is no way around it
+    output, sizes, limit = bytearray(), [], min(BASH_SECONDS, float(timeout))  # so NaN is 600
     ending = f"timed out; {UNKNOWN}"
     def drain():
-        while reading and (chunk := os.read(process.stdout.fileno(), 65_536)):
+        while chunk := os.read(process.stdout.fileno(), 65_536):
             sizes.append(len(chunk))
             output.extend(chunk)
             del output[HEAD_BYTES:-TAIL_BYTES]
@@ -254,7 +256,6 @@ def bash(session, command: str, timeout: float = 120) -> str:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         reader.is_alive() and reader.join(1)
-        reading = False
     return f"{clip(output, sum(sizes)).rstrip()}\n[{ending}]".lstrip("\n")
 
 # ── §3 log ────────────────────────────────────────────────────────────────────────────────────────
@@ -365,8 +366,7 @@ def text_of(content) -> str:
 def arguments_text(said) -> str:
     """Arguments as a string that holds a JSON object, whatever the model said."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
-        # NaN is no JSON: int() refuses it.
-        value = json.loads(said, parse_constant=int) if isinstance(said, str) else said
+        value = STRICT(said) if isinstance(said, str) else said
         if isinstance(value, dict):
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             # Letter for letter, unless an escape hides half a character.
@@ -386,7 +386,7 @@ def read_message(record) -> tuple:
             results.append((block.get("tool_use_id"), text_of(block.get("content"))))
     return text_of(content), calls if role == "assistant" else [], results
 
-def new_call(said, function, sent_ids, record, ours):
+def new_call(said, function, sent_ids, clock, record, ours):
     """A call: what was asked, how it is sent; later whether it began, and its result."""
     function = function if isinstance(function, dict) else {}
     call = types.SimpleNamespace(id=text_of(said), name=text_of(function.get("name")))
@@ -395,9 +395,9 @@ def new_call(said, function, sent_ids, record, ours):
     # Only a record of our own promises that the log would say so if the call had begun.
     call.ours = ours and "ts" in record
     # Its own id, or one of nine letters and digits, which every provider takes.
-    sent_id, number = call.id, len(sent_ids)
+    sent_id = call.id
     while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
-        sent_id, number = f"call{number:05d}", number + 1
+        sent_id = f"call{next(clock):05d}"
     sent_ids.add(sent_id)
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unknown"
     call.arguments = arguments_text(function.get("arguments"))
@@ -411,28 +411,31 @@ def group_calls(records) -> list:
     for record in filter(is_record, records):
         if record.get("role") not in ROLES:
             ours = ours or "format" in record
-            calls = by_id.get(text_of(record.get("tool_call_id")), [])
-            waiting = (call for call in calls if not call.started and not call.result)
-            if record["event"] == "started" and (call := next(waiting, None)):
+            begin, _, _ = by_id.get(text_of(record.get("tool_call_id")), NO_CALLS)
+            begin = (call for call in begin if not call.started and not call.result)
+            if record["event"] == "started" and (call := next(begin, None)):
                 call.started = record
             continue
         text, said, results = read_message(record)
         for said_id, result in results:
-            calls, synthetic = by_id.get(text_of(said_id), ()), "verdict" in record
-            waiting = [call for call in calls if not call.result]
-            # A real result beats a synthetic one, and the first real one stands.
-            waiting += [call for call in calls if call.synthetic and not synthetic]
-            for call in waiting[:1]:
-                call.result = result if result.strip() else "(no output)"
-                call.synthetic, call.arrived = synthetic, min(call.arrived, next(clock))
-            groups += [] if calls else [("orphan", result, ())]
-        calls = [new_call(*each, sent_ids, record, ours) for each in said]
-        if calls:
-            # From here on an id means these calls, and no id means them in their order.
-            by_id.update({call.id: [] for call in calls})
-            for call in calls:
-                by_id[call.id].append(call)
-            by_id[""] = calls
+            key, synthetic = text_of(said_id), "verdict" in record
+            _, waiting, settled = by_id.get(key, NO_CALLS)
+            call = next((call for call in waiting if not call.result), None)
+            if settled and not call and not synthetic:
+                call = settled.popleft()  # a real result beats a synthetic one
+            if call:
+                call.result, call.synthetic = result if result.strip() else "(no output)", synthetic
+                call.arrived = min(call.arrived, next(clock))
+                # What has no sure result, but a verdict or one without an id, can still get one.
+                by_id[call.id][2].extend([call] if synthetic or key != call.id else [])
+            groups += [] if key in by_id else [("orphan", result, ())]
+        calls = [new_call(*each, sent_ids, clock, record, ours) for each in said]
+        # From here on an id means these calls; no id means those without one, or all in order.
+        same_id = {}
+        for call in calls:
+            same_id.setdefault(call.id, []).append(call)
+        for key, same in {"": calls, **same_id}.items() if calls else ():
+            by_id[key] = (iter(same), iter(same), collections.deque())
         if record["role"] != "tool" and (text.strip() or calls):
             groups.append((record["role"], text, calls))
     return groups
@@ -586,13 +589,13 @@ class Session:
 
 def write_receipt(session) -> str:
     """What was found in a session that is being resumed; looks, and changes nothing."""
-    records, lines = session.records, [f"resumed {session.path}"]
-    orphans = [text for role, text, _ in group_calls(records) if role == "orphan"]
-    lines += [f"  {len(records)} records read, {len(session.skipped)} lines skipped or damaged"]
-    lines += [f"  line {number}: {problem}" for number, problem in session.skipped]
-    lines += [f"  not sent, a result without a call: {text[:60]!r}" for text in orphans]
-    lines += [f"  call {call.name}: {judge_call(call, hash_file)}" for call in open_calls(records)]
-    return "\n".join([*lines, f"  state: {describe_state(session.records)}"])
+    read, bad, told = session.records, session.skipped, [f"resumed {session.path}"]
+    orphans = [text for role, text, _ in group_calls(read) if role == "orphan"]
+    told += [f"  {len(read)} records read, {len(bad)} lines skipped; state: {describe_state(read)}"]
+    told += [f"  skipped line {number}: {problem}" for number, problem in bad]
+    told += [f"  not sent, a result without a call: {text[:60]!r}" for text in orphans]
+    told += [f"  call {call.name}: {judge_call(call, hash_file)}" for call in open_calls(read)]
+    return "\n".join(told)
 
 # ── §8 lifecycle ──────────────────────────────────────────────────────────────────────────────────
 # A session's id is the name of its file, and its state is derived from its records.
@@ -610,7 +613,7 @@ def describe_opening(session) -> dict:
 def describe_holder(path) -> str:
     """Why a session cannot be opened: who wrote to it last, and what to do now."""
     last = [{}, *(record for record in scan_jsonl(path) if "pid" in record)][-1].get
-    who = f"last writer: pid {last('pid')}, since {last('created')}"
+    who = f"last writer: pid {last('pid', 'unknown')}, since {last('created', 'unknown')}"
     return f"{path} is held by another process ({who}); a copy of it is an independent session"
 
 def new_session_path(folder) -> str:
@@ -731,18 +734,16 @@ def openai_model(name, show=print):
         except ImportError as error:
             raise ImportError("the openai package is missing: pip install openai") from error
         client = openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
-        request = {"model": name, "messages": messages, "stream": True}
-        request |= {"tools": tools} if tools else {}
-        with client.chat.completions.create(**request) as stream:
+        request = {"model": name, "messages": messages, **({"tools": tools} if tools else {})}
+        with client.chat.completions.create(**request, stream=True) as stream:
             return collect_reply(stream, show)
     ask.streams = True
     return ask
 
 def collect_reply(stream, show) -> dict:
-    """Build the assistant message by hand from the pieces; ConnectionError if they break off."""
+    """Build the message by hand (a dump has keys that servers refuse); ConnectionError if cut."""
     reply, calls, latest = {"role": "assistant", "content": ""}, [], {}
     for choice in (choice for chunk in stream for choice in chunk.choices or []):
-        # Built by hand: a dump of the package's object has keys that servers refuse later.
         for key in ("content", "reasoning_content"):
             if piece := getattr(choice.delta, key, None):
                 reply[key] = reply.get(key, "") + piece
@@ -750,13 +751,14 @@ def collect_reply(stream, show) -> dict:
             show(choice.delta.content, end="")
         for piece in choice.delta.tool_calls or []:
             call = latest.get(piece.index)
-            # Some servers give each call the index 0, or no id: a new id or a name begins a call.
-            if call is None or piece.function.name or (piece.id and piece.id != call["id"]):
+            # Some servers give each call the index 0: a new id begins a call, or a name without id.
+            named = piece.function.name and not piece.id
+            if call is None or named or (piece.id and piece.id != call["id"]):
                 function = {"name": "", "arguments": ""}
                 call = {"id": piece.id or "", "type": "function", "function": function}
                 latest[piece.index] = call
                 calls.append(call)
-            call["function"]["name"] += piece.function.name or ""
+            call["function"]["name"] = call["function"]["name"] or piece.function.name or ""
             said = piece.function.arguments or ""
             call["function"]["arguments"] += said if isinstance(said, str) else json.dumps(said)
         reply["finish_reason"] = choice.finish_reason or reply.get("finish_reason")
@@ -834,7 +836,7 @@ def make_approver(options, session):
         show_text(f"{name} {json.dumps(arguments, ensure_ascii=False)}")
         answer = ""
         with contextlib.suppress(EOFError):
-            answer = input("allow it? (a: and all from now on) [y/N/a] ").strip().lower()
+            answer = input("allow? [y/N/a] ").strip().lower()
         allowed.extend(["all"] if answer == "a" else [])
         return None if answer in ("y", "a") else "the user did not allow it"
     return approve
@@ -860,8 +862,8 @@ def take_turn(session, prompt, model, approve) -> int:
             for record in session.records:
                 append_jsonl(session.path, record)
         what = "the request failed" if isinstance(error, Failure) else "the turn stopped"
-        report(f"tinyharness: {what}: {' '.join(str(error).split())[:500]}")
-        report(f"to go on: {resume_command(session.path)}")
+        what = f"tinyharness: {what}: {' '.join(str(error).split())[:500]}"
+        report(f"{what}\nto go on: {resume_command(session.path)}")
         return 1
     except KeyboardInterrupt:
         report(f"\ninterrupted; to go on: {resume_command(session.path)}")
@@ -964,8 +966,7 @@ def run_demo(options) -> int:
 
 def play_and_die(path, workspace):
     """In a process of its own: play the task, and die by SIGKILL behind the first effect."""
-    replace = replace_file
-    def replace_and_die(path, data):
+    def replace_and_die(path, data, replace=replace_file):
         replace(path, data)
         os.kill(os.getpid(), signal.SIGKILL)
     globals()["replace_file"] = replace_and_die
