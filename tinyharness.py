@@ -562,7 +562,6 @@ class Session:
             try:
                 append_jsonl(self.path, each)
             except OSError as error:
-                self.records = read_jsonl(self.path)  # as far as the disk took it
                 raise SessionError(f"cannot write {self.path}: {error.strerror}") from error
             self.records.append(each)
             self.announced = True
@@ -858,8 +857,8 @@ def take_turn(session, prompt, model, approve) -> int:
         run_turn(session, prompt, model, TOOLS, approve, show_text, typed_lines)
         return 0
     except (Failure, SessionError) as error:
-        if not os.path.exists(session.path):  # deleted while in use, but memory has it all
-            for record in session.records:
+        with contextlib.suppress(OSError):  # deleted while in use? memory has it all
+            for record in () if os.path.lexists(session.path) else session.records:
                 append_jsonl(session.path, record)
         what = "the request failed" if isinstance(error, Failure) else "the turn stopped"
         what = f"tinyharness: {what}: {' '.join(str(error).split())[:500]}"
