@@ -732,11 +732,11 @@ def openai_model(name, show=print):
             import openai
         except ImportError as error:
             raise ImportError("the openai package is missing: pip install openai") from error
-        client = openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
+        ask.client = ask.client or openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
         request = {"model": name, "messages": messages, **({"tools": tools} if tools else {})}
-        with client.chat.completions.create(**request, stream=True) as stream:
+        with ask.client.chat.completions.create(**request, stream=True) as stream:
             return collect_reply(stream, show)
-    ask.streams = True
+    ask.streams, ask.client = True, None
     return ask
 
 def collect_reply(stream, show) -> dict:
