@@ -397,7 +397,7 @@ def new_call(said, function, sent_ids, clock, record, ours):
     # Its own id, or one of nine letters and digits, which every provider takes.
     sent_id = call.id
     while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
-        sent_id = f"call{next(clock):05d}"
+        sent_id = f"c{next(clock):08d}"
     sent_ids.add(sent_id)
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unknown"
     call.arguments = arguments_text(function.get("arguments"))
@@ -689,7 +689,7 @@ def rehearsal_model(messages, tools) -> dict:
     looked, tested = recall_work(messages)
     fix = next((fix for fix in FIXES if fix[0] in tested), None)
     words, name, arguments = "", "", {"path": "parse_date.py"}
-    if TASK not in said or said[-1].strip().lower() not in (TASK.lower(), "continue", "继续"):
+    if TASK not in said or not said[-1].lower().startswith((TASK.lower(), "continue", "继续")):
         words = CAN_DO
     elif last.startswith(("error:", "refused:", "not run:")):
         words = f"I stop here, because a call failed: {last}"
@@ -892,7 +892,8 @@ def run_session(options) -> int:
     code, model = 0, "rehearsal" if scripted else options.model
     try:
         with Session(path, options.workspace, model) as session:
-            session.model = session.model or os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
+            default = os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL if has_key else "rehearsal"
+            session.model = session.model or default
             if not new:
                 report(write_receipt(session))
                 if session.skipped and not session.records:

@@ -110,7 +110,7 @@ def check_race(folder, number, script=SCRIPT):
             racers.append(place.start(sys.executable, "-c", RACER, *arguments, env=environment,
                                       pass_fds=[start[0]], stdin=subprocess.DEVNULL))
         os.write(start[1], b"x" * number)
-        wait_for(lambda: asked and (len(asked) > 1 or count_ended(racers) >= number - 1),
+        wait_for(lambda: len(asked) > 1 or count_ended(racers) >= number - bool(asked),
                  "a decision of the race")
         answer.set()
         assert len(asked) == 1, f"{len(asked)} processes are in a turn of one session at once"
@@ -272,7 +272,7 @@ def check_group(folder, script=SCRIPT):
     assert text == "完成\n[exit code 0]"
     try:
         # The end of file: the last process that had the pipe open for writing is gone.
-        ready = select.select([reader], [], [], 2)[0]
+        ready = select.select([reader], [], [], 1)[0]
         assert ready and os.read(reader, 1) == b"", "what the command left behind runs on"
     finally:
         os.close(reader)

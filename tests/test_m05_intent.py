@@ -50,7 +50,7 @@ VERDICTS = (  # what the started record adds, what the file held before, holds n
     ({}, OLD, None, "differs", "the file was there before, and is gone: somebody else was here"),
     ({}, None, None, "not applied", "there was no file before, and there is none now"),
     ({}, None, "", "differs", "an empty file is another state than no file"),
-    ({}, NEW, NEW, "applied", "identical content: the file holds what was asked for, so it is done"),
+    ({}, NEW, NEW, "applied", "identical content: what was asked for is there, so it is done"),
 )
 
 
@@ -80,7 +80,8 @@ def print_of(text):
     return "no file" if text is None else reference.hash_file("", text.encode())
 
 
-STATES = {"an empty file": b"", "the old text": OLD.encode(), "another text, same size": NEW.encode(),
+STATES = {"an empty file": b"", "the old text": OLD.encode(),
+          "another text, same size": NEW.encode(),
           "two lines": b"one\ntwo\n", "two lines of Windows": b"one\r\ntwo\r\n",
           "bytes that are no text": b"\xff\0" * 9, "other such bytes": b"\xfe\0" * 9}
 
@@ -106,10 +107,13 @@ def check_probe(probe, folder):
     assert probe(str(path)) == seen[state], "the same bytes at another time look different"
 
 
-@pytest.mark.parametrize("name, check", [("judge_call", check_verdicts), ("hash_file", check_probe)])
-def test_function(impl, name, check, tmp_path):
+LEARNED = {"judge_call": check_verdicts, "hash_file": check_probe}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_function(impl, name, tmp_path):
     assert hasattr(impl, name), f"the file has no function {name}"
-    check(getattr(impl, name), tmp_path)
+    LEARNED[name](getattr(impl, name), tmp_path)
 
 
 def begun(call):
@@ -131,7 +135,7 @@ def doubt_nothing(call, probe=None):
 
 
 WRONG_VERDICTS = {  # name: (a wrong version, the misconception that the message names)
-    "the chapter: always unknown": (lambda call, probe=None: chapter.LOST, "proves nothing|certainly"),
+    "the chapter: always unknown": (lambda call, probe=None: chapter.LOST, "by its absence"),
     "not executed, for everything": (
         lambda call, probe=None: "not executed" if call.started or call.ours else UNKNOWN,
         "claims more than a log can know"),
@@ -139,7 +143,8 @@ WRONG_VERDICTS = {  # name: (a wrong version, the misconception that the message
         lambda call, probe=None: "not started" if call.started or call.ours else UNKNOWN,
         "only says that it began"),
     "no started in any log": (
-        lambda call, probe=None: reference.judge_call(call, probe) if begun(call) else "not started",
+        lambda call, probe=None: reference.judge_call(call, probe) if begun(call)
+        else "not started",
         "proves nothing by its absence"),
     "started means done": (
         lambda call, probe=None: "applied" if begun(call) else reference.judge_call(call, probe),
@@ -259,7 +264,7 @@ def arm(module, moment):
 
 
 def kill_in_turn(module, folder, moment, *calls):
-    """Take a turn with these calls in a child that dies at a moment of it; return the log's path."""
+    """Take a turn with these calls in a child that dies in it; return the path of its log."""
     folder.mkdir(exist_ok=True)
     path = folder / "会话.jsonl"
     child = os.fork()
@@ -267,8 +272,9 @@ def kill_in_turn(module, folder, moment, *calls):
         try:
             arm(module, moment)
             with module.Session(path, folder) as session:
-                module.run_turn(session, "付 7 元 💰", lambda messages, tools: {"tool_calls": [*calls]},
-                                make_tools(module, moment == "in the middle"), show=list)
+                tools = make_tools(module, moment == "in the middle")
+                module.run_turn(session, "付 7 元 💰", lambda *_: {"tool_calls": [*calls]}, tools,
+                                show=list)
         except BaseException:  # a child that lives on would run the rest of the tests too
             traceback.print_exc(file=sys.__stderr__)
         finally:
@@ -292,8 +298,8 @@ def resume(module, path, workspace=None):
     def model(messages, tools):
         sent.extend(messages)
         assert judge(messages) == []
-        on_disk = module.read_jsonl(path)
-        assert [each for each in on_disk if each.get("content") == "继续"], "the prompt is not on disk"
+        on_disk = [each.get("content") for each in module.read_jsonl(path)]
+        assert "继续" in on_disk, "the prompt is not on disk before the request"
         return {"content": "好的 ✅"}
     with module.Session(path, workspace) as session:
         receipt = module.write_receipt(session)
@@ -313,7 +319,7 @@ def check_verdict_everywhere(module, path, want, workspace=None):
     assert messages[0].get("verdict") == want, "the first new message is not the verdict"
     assert want in messages[0]["content"] and messages[1]["content"] == "继续"
     assert messages[0]["content"] in [message["content"] for message in sent]
-    unfounded = FORBIDDEN if want == "not started" else (*FORBIDDEN, "before it began", "not started")
+    unfounded = (*FORBIDDEN, *(() if want == "not started" else ("before it", "not started")))
     for text in (verdict, receipt, messages[0]["content"]):
         assert not [words for words in unfounded if words in text], f"{text!r} claims too much"
     verdicts = [record for record in module.read_jsonl(path) if "verdict" in record]
@@ -358,7 +364,7 @@ def make_folder(path):
 AFTERWARDS = {  # what somebody else does to the file: (moment of the kill, deed, verdict)
     "changed": ("after the effect", lambda path: path.write_text(NEW + "x"), "differs"),
     "changed, same size": ("after the effect", lambda path: path.write_text(NEW[::-1]), "differs"),
-    "changed before our effect": ("before the effect", lambda path: path.write_text("外"), "differs"),
+    "changed before it": ("before the effect", lambda path: path.write_text("外"), "differs"),
     "deleted": ("after the effect", Path.unlink, "differs"),
     "undone": ("after the effect", lambda path: path.write_text(OLD), "not applied"),
     "done by hand": ("before the effect", lambda path: path.write_text(NEW), "applied"),
@@ -416,7 +422,8 @@ def test_a_probe_that_cannot_look_claims_nothing(tmp_path):
         with contextlib.suppress(Exception):
             if os.geteuid() == 0:  # modes are no obstacle for root
                 os.setuid(65534)
-            os._exit(0 if reference.judge_call(call, reference.hash_file).startswith(UNKNOWN) else 3)
+            verdict = reference.judge_call(call, reference.hash_file)
+            os._exit(0 if verdict.startswith(UNKNOWN) else 3)
         os._exit(4)
     status = os.waitpid(child, 0)[1]
     workspace.chmod(0o700)
@@ -433,7 +440,8 @@ BLOCKS = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "nam
                                             "input": {"amount": 7}}]}
 FOREIGN = {  # what another program wrote: (into our file?, records)
     "a log of its own": (False, [{"role": "user", "content": "付款"}, said()]),
-    "a log of its own, with times": (False, [{"role": "user", "content": "付", "ts": 1}, said(ts=2)]),
+    "a log of its own, with times": (
+        False, [{"role": "user", "content": "付", "ts": 1}, said(ts=2)]),
     "the chapter's blocks": (False, [{"role": "user", "content": "付款"}, BLOCKS]),
     "on in our file": (True, [{"role": "user", "content": "付款"}, said()]),
     "on in our file, in blocks": (True, [BLOCKS]),
