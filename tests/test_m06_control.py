@@ -247,6 +247,16 @@ def fork_turn(module, path, workspace, prompt, model):
     return child, reader
 
 
+def wait_for_child(child, end):
+    """Wait until a child of fork_turn is dead, and end it if it hangs."""
+    ended = select.select([end], [], [], DEADLINE)[0]
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(end)
+    assert ended, "the interrupted turn hangs"
+
+
 def interrupt_rehearsal(folder, delays):
     """Play the rehearsal, send SIGINT after each delay; then resume it until it is done."""
     path, workspace = folder / "s.jsonl", folder / "工作"
@@ -257,8 +267,7 @@ def interrupt_rehearsal(folder, delays):
     for delay in delays:
         select.select([end], [], [], max(0, began + delay - time.monotonic()))
         os.kill(child, signal.SIGINT)
-    os.waitpid(child, 0)
-    os.close(end)
+    wait_for_child(child, end)
     seconds, old = time.monotonic() - began, path.read_bytes() if path.exists() else b""
     said = reference.TASK in [record.get("content") for record in reference.read_jsonl(path)]
     with reference.Session(path, workspace) as session:
@@ -440,8 +449,7 @@ def check_interrupt(module, folder, patience=1):
         child, end = fork_turn(module, folder / "s.jsonl", folder, PROMPT, script_of(BATCH))
         line.wait_until_it_runs()
         os.kill(child, signal.SIGINT)
-        os.waitpid(child, 0)
-        os.close(end)
+        wait_for_child(child, end)
         assert line.all_dead(patience), "a process of the tool has outlived the turn"
     records = module.read_jsonl(folder / "s.jsonl")
     check_aborted(records)
