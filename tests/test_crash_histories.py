@@ -285,16 +285,18 @@ SHAPES = {  # about so many records (or calls), each shape the worst of its kind
 
 def check_linear(impl, name, count=5_000, ratio=25):
     """Ten times the records take about ten times the time."""
-    seconds = collections.defaultdict(list)
-    histories = {size: SHAPES[name](size) for size in (count // 10, count)}
-    for _ in range(5):
+    best = dict.fromkeys((count // 10, count), float("inf"))
+    histories = {size: SHAPES[name](size) for size in best}
+    # The best of a few rounds: noise does not come every time, what is quadratic does.
+    for turn in range(8):
         for size, records in histories.items():
             start = time.process_time()
             impl.repair(records)
-            seconds[size].append(time.process_time() - start)
-    small, large = (min(seconds[size]) for size in histories)
-    times = large / small
-    assert times <= ratio, f"{name}: 10 times the records take {times:.0f} times as long"
+            best[size] = min(best[size], time.process_time() - start)
+        times = best[count] / best[count // 10]
+        if turn >= 2 and times <= ratio:
+            return
+    raise AssertionError(f"{name}: 10 times the records take {times:.0f} times as long")
 
 
 @pytest.mark.parametrize("name", SHAPES)

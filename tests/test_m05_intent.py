@@ -468,13 +468,6 @@ def test_a_foreign_log_proves_nothing_by_what_it_lacks(name, tmp_path):
     check_verdict_everywhere(reference, write_foreign_log(reference, tmp_path, name), UNKNOWN)
 
 
-def test_a_foreign_program_may_have_run_the_call_that_we_left(tmp_path):
-    path = kill_in_turn(reference, tmp_path, MOMENTS[0], one_call("pay", ""))
-    write_lines(path, [{"role": "user", "content": "go on 继续"}])
-    [call] = reference.open_calls(reference.read_jsonl(path))
-    assert reference.judge_call(call).startswith(UNKNOWN), "another program wrote after this call"
-
-
 def test_our_own_calls_after_a_foreign_log_are_known_again(tmp_path):
     path = write_foreign_log(reference, tmp_path, "a log of its own")
     path.rename(tmp_path / "会话.jsonl")
