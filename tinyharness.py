@@ -54,6 +54,7 @@ import subprocess
 import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 try:
     import fcntl
@@ -235,7 +236,7 @@ def bash(session, command: str, timeout: float = 120) -> str:
     """Run a bash command in the workspace, without input; its process group ends with it."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     secretless = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-    place = {"cwd": session.workspace, "env": secretless, "start_new_session": True}
+    place = {"cwd": session.workspace, "env": secretless, "start_new_session": True, **pipes}
     output, sizes, limit = bytearray(), [], min(BASH_SECONDS, float(timeout))  # so NaN is 600
     ending = f"timed out; {UNKNOWN}"
     def drain():
@@ -244,14 +245,16 @@ def bash(session, command: str, timeout: float = 120) -> str:
             output.extend(chunk)
             del output[HEAD_BYTES:-TAIL_BYTES]
         process.stdout.close()
-    # A thread reads: a grandchild that keeps the pipe can keep the thread, but not the harness.
+    # Ctrl-C hits the main thread only, so it loses no process; a kept pipe keeps only the reader.
     reader = threading.Thread(target=drain, daemon=True)
-    process = subprocess.Popen(["bash", "-c", command], **place, **pipes)
+    birth = ThreadPoolExecutor(1).submit(subprocess.Popen, ["bash", "-c", command], **place)
     try:
+        process = birth.result()
         reader.start()
         with contextlib.suppress(subprocess.TimeoutExpired):
             ending = f"exit code {process.wait(limit)}"
     finally:
+        process = birth.result()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -583,8 +586,7 @@ class Session:
 
     def abort(self):
         """End the running turn as Ctrl-C does; the turn runs in the main thread."""
-        if self.in_turn:
-            os.kill(os.getpid(), signal.SIGINT)
+        self.in_turn and os.kill(os.getpid(), signal.SIGINT)
 
 def write_receipt(session) -> str:
     """What was found in a session that is being resumed; looks, and changes nothing."""
@@ -630,8 +632,6 @@ def find_session(options) -> str:
     target, folder = options.resume, options.sessions
     if os.path.isfile(target):
         return target
-    if os.path.exists(target) or os.sep in target:
-        raise SessionError(f"there is no session file {target}")
     paths = sorted(str(path) for path in pathlib.Path(folder).glob("*.jsonl") if path.is_file())
     found = [path for path in paths if session_id(path).startswith(target)]
     found = [path for path in found if session_id(path) == target] or found
@@ -800,9 +800,8 @@ def parse_options(arguments):
     """The command line; argparse ends the program with exit code 2 where it is wrong."""
     parser = argparse.ArgumentParser(prog="tinyharness.py", add_help=False, allow_abbrev=False)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT")
-    for name in ("--resume", "--model", "--workspace"):
-        parser.add_argument(name)
-    parser.add_argument("--sessions", default=SESSIONS)
+    for name in ("--resume", "--model", "--workspace", "--sessions"):
+        parser.add_argument(name, default=SESSIONS if name == "--sessions" else None)
     for name in ("--rehearse", "--yes", "--demo"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--version", action="version", version=f"tinyharness {VERSION}")

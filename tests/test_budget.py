@@ -87,6 +87,8 @@ def test_only_the_standard_library_is_imported_at_the_top():
     for node in TREE.body:
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names.add(node.module.split(".")[0])
     assert names <= set(sys.stdlib_module_names)
     assert names, "the check must see the imports"
 

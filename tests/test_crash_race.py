@@ -208,7 +208,7 @@ def test_a_tool_that_outlives_its_owner_does_not_keep_the_lock(folder):
 
 def test_a_lock_that_tools_inherit_is_red(folder):
     script = write_copy(
-        folder, ("**place, **pipes)", "**place, **pipes, close_fds=False)"),
+        folder, ("**place)", "**place, close_fds=False)"),
         ("if fcntl:  # a fork",
          "os.set_inheritable(self.file.fileno(), True)\n        if fcntl:  # a fork"))
     with pytest.raises(AssertionError, match="the tool of a dead owner keeps the lock"):
@@ -266,7 +266,7 @@ def check_group(folder, script=SCRIPT):
     place = RacePlace(folder, script)
     os.mkfifo(place.folder / "alive")
     reader = os.open(place.folder / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    left = "exec 9> ../alive; sh -c 'echo $$ > pid; sleep 600' > /dev/null & "
+    left = "exec 9> ../alive; sh -c 'echo $$ > pid; exec sleep 600' > /dev/null & "
     with place.module.Session(place.path, place.workspace) as session:
         text = place.module.bash(session, left + "until [ -s pid ]; do :; done; echo 完成")
     assert text == "完成\n[exit code 0]"
