@@ -39,6 +39,7 @@ import argparse
 import collections
 import contextlib
 import errno
+import gc
 import hashlib
 import inspect
 import itertools
@@ -49,7 +50,6 @@ import re
 import select
 import shlex
 import signal
-import stat
 import subprocess
 import threading
 import time
@@ -200,7 +200,7 @@ def replace_file(path, data) -> str:
     try:
         with open(temporary, "xb", 0) as file:
             if path.exists():
-                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+                temporary.chmod(path.stat().st_mode & 0o7777)
             write_all(file, data)
         temporary.replace(path)
     finally:
@@ -308,9 +308,8 @@ def append_jsonl(path, record):
     with open_log(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
-        if size and file.read(1) != b"\n":
-            data = b"\n" + data
-        write_all(file, data)
+        torn = file.read(1) not in (b"", b"\n")
+        write_all(file, b"\n" + data if torn else data)
     if not size:
         sync_folders(path)
 
@@ -450,7 +449,10 @@ def open_calls(records) -> list:
 def repair(records, prompt="") -> list:
     """Turn any list of records into messages ready to send: pure, total, linear, idempotent."""
     messages, system = [], {clean(prompt): None}  # a dict keeps each text once, in order
-    for role, text, calls in group_calls(records):
+    gc.disable()  # else it looks through all these new objects for garbage, again and again
+    groups = group_calls(records)
+    gc.enable()
+    for role, text, calls in groups:
         if role == "system":
             system[text] = None
         elif role != "orphan":
@@ -472,7 +474,7 @@ def load_session(path) -> list:
 def hash_file(path, data=None) -> str:
     """SHA-256 of what a file holds, or is to hold; this is the probe, and it only reads."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if data is None and not stat.S_ISREG(os.stat(path).st_mode):
+        if data is None and os.stat(path) and not os.path.isfile(path):
             return "no regular file"  # reading a pipe could wait for ever
         return hashlib.sha256(pathlib.Path(path).read_bytes() if data is None else data).hexdigest()
     return "no file"
@@ -530,7 +532,6 @@ def control_turn(session):
 
 class Session:
     """One session file, held by this process alone; a missing one is made. Errors: SessionError."""
-
     def __init__(self, path, workspace=None, model=None):
         self.path, self.workspace, self.model = os.path.abspath(path), workspace, model
         self.in_turn, self.announced, self.inbox, self.skipped = False, False, [], []
@@ -546,8 +547,7 @@ class Session:
             raise SessionError(describe_holder(self.path)) from None
         except OSError as error:
             raise SessionError(f"cannot open {self.path}: {error.strerror}") from error
-        if fcntl:  # a fork without exec would share the lock, and keep it when we are dead
-            os.register_at_fork(after_in_child=self.file.close)
+        fcntl and os.register_at_fork(after_in_child=self.file.close)  # or a fork shares the lock
         first = next((record for record in self.records if "cwd" in record), {})
         self.workspace = os.path.abspath(self.workspace or text_of(first.get("cwd")) or ".")
         self.model = self.model or text_of(first.get("model"))

@@ -189,7 +189,9 @@ def check_killed_owner(folder, script=SCRIPT):
     command = place.arguments("--resume", str(place.path), place.module.TASK)
     with ending([place.start(sys.executable, *command, env=place.environment())]) as owners:
         pid_file = place.workspace / "pid"
-        wait_for(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), "the tool")
+        begun = lambda: pid_file.exists() and pid_file.read_text().endswith("\n")  # noqa: E731
+        wait_for(lambda: begun() or owners[0].poll() is not None, "the tool")
+        assert begun(), owners[0].communicate()[1].decode()
         child = int(pid_file.read_text())
         try:
             owners[0].kill()
@@ -209,8 +211,9 @@ def test_a_tool_that_outlives_its_owner_does_not_keep_the_lock(folder):
 def test_a_lock_that_tools_inherit_is_red(folder):
     script = write_copy(
         folder, ("**place)", "**place, close_fds=False)"),
-        ("if fcntl:  # a fork",
-         "os.set_inheritable(self.file.fileno(), True)\n        if fcntl:  # a fork"))
+        ("        fcntl and os.register_at_fork",
+         "        os.set_inheritable(self.file.fileno(), True)\n"
+         "        fcntl and os.register_at_fork"))
     with pytest.raises(AssertionError, match="the tool of a dead owner keeps the lock"):
         check_killed_owner(folder / "place", script)
 
@@ -250,7 +253,7 @@ def test_a_fork_without_exec_does_not_keep_the_lock(folder, kind):
 
 
 @pytest.mark.parametrize("new, words", (
-    ("pass", "keeps the lock of its dead parent"),
+    ("None", "keeps the lock of its dead parent"),
     ("os.register_at_fork(after_in_child=lambda: fcntl.flock(self.file, fcntl.LOCK_UN))",
      "has given the lock of its parent away")))
 def test_a_lock_that_forks_share_is_red(folder, new, words):

@@ -652,10 +652,10 @@ REMOVED = {  # name: (the check that has to see it, what else it takes, {the pro
         "__import__('atexit').register(append_jsonl, self.path, each)"}),
     "the lock": (check_second_process_is_refused, (), {
         "fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)": "None"}),
-    "giving up the lock in a fork": (check_kill_frees_the_lock, (FORKS,), {AT_FORK: "pass"}),
+    "giving up the lock in a fork": (check_kill_frees_the_lock, (FORKS,), {AT_FORK: "None"}),
     "hiding the lock from tools": (check_kill_frees_the_lock, (RUNS_BASH,), {
         AT_FORK: "os.set_inheritable(self.file.fileno(), True)",
-        '"start_new_session": True}': '"start_new_session": True, "close_fds": False}'}),
+        '"start_new_session": True,': '"start_new_session": True, "close_fds": False,'}),
     "the report of skipped lines": (check_receipt, (), {
         "for number, problem in bad]": "for number, problem in bad[:0]]"}),
     "quitting without a trace": (check_receipt, (), {
