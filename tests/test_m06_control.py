@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import pty
 import random
 import select
@@ -308,7 +309,7 @@ WHERE_PROCESSES_BEGIN = {"bash", "start"}
 
 def visit_places(module, folder, wanted=None):
     """Take a turn, with SIGINT at the place number `wanted`; return the places, and if it came."""
-    places, came, lost = [], False, []
+    places, came, lost, before = [], False, [], list_children()
 
     def watch(frame, event, argument):
         files = [each.f_code.co_filename for each in (frame, frame.f_back) if each]
@@ -329,17 +330,24 @@ def visit_places(module, folder, wanted=None):
         finally:
             sys.setprofile(None)
             sys.unraisablehook = report
-        check_nothing_is_left(module, session)
+        check_nothing_is_left(module, session, before)
     return places, came or bool(lost)
 
 
-def check_nothing_is_left(module, session):
+def list_children():
+    """The processes that this one has begun and not buried."""
+    found = set()
+    for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            name, parent = status.parent.name, status.read_text().rpartition(")")[2].split()[1]
+            found |= {name} if int(parent) == os.getpid() else set()
+    return found
+
+
+def check_nothing_is_left(module, session, before):
     """No process, no verdict on a call that has its result, and the session takes another turn."""
-    try:
-        left = os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        left = None
-    assert left is None, "the interrupt came while a process began, and nobody ended that process"
+    left = list_children() - before
+    assert not left, "the interrupt came while a process began, and nobody ended that process"
     records = module.read_jsonl(session.path)
     answered = [each["tool_call_id"] for each in records if each.get("role") == "tool"]
     assert len(answered) == len(set(answered)), "a verdict on a call that has its result"
