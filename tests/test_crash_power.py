@@ -348,7 +348,7 @@ CREATED = ("    if not size:\n        sync_folders(path)", "    if not size:\n  
 LEFT_OUT = {  # what is left out: (words of the failure, changes)
     "the sync of the log": (
         "printed as done, but not in the log",
-        ("write_all(file, data)\n    if not size:", "file.write(data)\n    if not size:")),
+        ("write_all(file, b\"\\n\" + data if torn else data)", "file.write(data)")),
     "the sync of a new log's folder": ("printed as done, but not in the log", OPENED, CREATED),
     "the sync of the folders above": (
         "printed as done, but not in the log",
