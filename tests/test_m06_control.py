@@ -466,8 +466,8 @@ def check_interrupt(module, folder, patience=1):
 
 
 @pytest.mark.parametrize("check", [check_steering, check_second_turn, check_abort, check_interrupt])
-def test_control(check, tmp_path):
-    check(reference, tmp_path)
+def test_control(check, impl, tmp_path):
+    check(impl, tmp_path)
 
 
 # ── at a real terminal ────────────────────────────────────────────────────────────────────────────

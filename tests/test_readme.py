@@ -64,3 +64,13 @@ def test_looking_changes_no_byte(tmp_path):
     looked = run([sys.executable, script, "--resume", "last"], tmp_path)
     assert looked.returncode == 0 and "state: done" in looked.stdout
     assert (log.read_bytes(), log.stat().st_mtime_ns) == before
+
+
+def test_each_self_check_grades_something(tmp_path):
+    """The command of each milestone collects checks of the learner's file."""
+    names = re.findall(r"tests/test_m\d\d_\w+\.py", README)
+    wanted = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--rootdir", str(ROOT)]
+    files = [str(ROOT / name) for name in names]
+    done = run([*wanted, "--impl", str(ROOT / "tinyharness.py"), *files], tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert all(Path(name).name in done.stdout for name in names), done.stdout
