@@ -31,9 +31,8 @@ no lock on Windows, no rollback of files.
 """
 
 import sys
-
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
-    sys.exit(print(__doc__))  # before the imports, which take longer than Python itself
+    sys.exit(print(__doc__))  # exit code 0, before the imports: they take longer than Python
 
 import argparse
 import collections
@@ -81,9 +80,8 @@ TORN = ("torn or damaged JSON", "damaged in too many places; the rest of this li
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 STRICT = json.JSONDecoder(parse_constant=int).decode  # NaN is no JSON: int() refuses it
-NO_CALLS = (iter(()), iter(()), collections.deque())  # that begin, wait for a result, were settled
+NO_CALLS = (iter(()), iter(()), collections.deque())  # of an id: to begin, to answer, only guessed
 DECODE = json.JSONDecoder().raw_decode
-
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
 APPLIED = "applied: the file holds exactly the bytes that this call asked for; do not repeat it"
 NOT_APPLIED = "not applied: the file is as it was before; call it again if it is still wanted"
@@ -91,6 +89,16 @@ DIFFERS = "differs: the file is neither as before nor as asked for; look at it b
 INTERRUPTED = "interrupted: it only reads, so it is safe to call again"
 UNKNOWN = ("outcome unknown: it may have run fully, partly or not at all, or may still run; "
            "check the real state before you repeat it")
+
+@contextlib.contextmanager
+def paused_collector():
+    """No search for garbage: among many new objects it takes most of the time and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        enabled and gc.enable()
 
 class SessionError(Exception):
     """A session that cannot be used: the text says which, why, and what to do now."""
@@ -194,7 +202,7 @@ def inside(session, path) -> pathlib.Path:
     return real
 
 def replace_file(path, data) -> str:
-    """Put new bytes in the place of a file: a kill leaves the old file or the new, never half."""
+    """Put new bytes in the place of a file; a kill leaves the old or the new, and maybe a .tmp."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tinyharness-{os.urandom(6).hex()}.tmp")
     try:
@@ -212,9 +220,9 @@ def replace_file(path, data) -> str:
 def read_file(session, path: str, start: int = 1, lines: int = 2000) -> str:
     """Read a text file of the workspace: `lines` lines from line `start` on, counted from 1."""
     every = inside(session, path).read_bytes().splitlines(keepends=True)[max(start, 1) - 1 :]
-    wanted = bytearray().join(every[:lines])
-    more = f"\n[{len(every) - lines} more lines]" if len(every) > lines else ""
-    return clip(wanted, len(wanted)) + more
+    wanted = every[: max(lines, 0)]
+    more = f"\n[{len(every) - len(wanted)} more lines]" if len(every) > len(wanted) else ""
+    return clip(bytearray().join(wanted), sum(map(len, wanted))) + more
 
 @tool(TOOLS, plans=True)
 def write_file(session, path: str, content: str) -> tuple:
@@ -245,7 +253,7 @@ def bash(session, command: str, timeout: float = 120) -> str:
             output.extend(chunk)
             del output[HEAD_BYTES:-TAIL_BYTES]
         process.stdout.close()
-    # Ctrl-C hits the main thread only, so it loses no process; a kept pipe keeps only the reader.
+    # In threads: Ctrl-C cannot lose a process at its birth, a kept pipe cannot keep the harness.
     reader = threading.Thread(target=drain, daemon=True)
     birth = ThreadPoolExecutor(1).submit(subprocess.Popen, ["bash", "-c", command], **place)
     try:
@@ -343,7 +351,7 @@ def parse_line(line) -> tuple:
                 trusted = len(records)  # what came before this torn record stands
             elif text[position] in "]}":
                 del records[trusted:]  # what came before this end was the inside of a record
-            # A torn record breaks the grammar a few characters into the next one at the latest.
+            # A torn record (say, within \u0041) breaks the grammar at most 8 characters later.
             damages, position = damages + 1, text.find('{"', max(position + 1, place - 8))
     return records, problem
 
@@ -449,9 +457,8 @@ def open_calls(records) -> list:
 def repair(records, prompt="") -> list:
     """Turn any list of records into messages ready to send: pure, total, linear, idempotent."""
     messages, system = [], {clean(prompt): None}  # a dict keeps each text once, in order
-    gc.disable()  # else it looks through all these new objects for garbage, again and again
-    groups = group_calls(records)
-    gc.enable()
+    with paused_collector():
+        groups = group_calls(records)
     for role, text, calls in groups:
         if role == "system":
             system[text] = None
@@ -522,6 +529,7 @@ def control_turn(session):
         ending |= {"state": "error" if isinstance(why, Failure) else "aborted", "reason": str(why)}
         session.records = read_jsonl(session.path)  # an interrupt may have parted file and memory
         settle_calls(session, "interrupted by the user while it ran")
+        session.add_prompts([])  # what was typed is not lost
         raise
     finally:
         session.in_turn = False
@@ -727,9 +735,9 @@ def recall_work(messages) -> tuple:
 def openai_model(name, show=print):
     """A model behind the Chat Completions protocol, through the openai package, streamed."""
     def ask(messages, tools):
-        # Importing the package takes longer than all else here: it waits for the first request.
-        try:
-            import openai
+        try:  # not before the first request: importing it takes longer than all else here
+            # In a thread of its own, for an import that Ctrl-C cuts in two stays broken.
+            openai = ThreadPoolExecutor(1).submit(__import__, "openai").result()
         except ImportError as error:
             raise ImportError("the openai package is missing: pip install openai") from error
         ask.client = ask.client or openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
@@ -780,10 +788,6 @@ def show_text(text, end="\n", file=None):
     except OSError:  # nobody reads on; the turn does, for the log has it all
         os.dup2(os.open(os.devnull, os.O_WRONLY), (file or sys.stdout).fileno())
 
-def report(text):
-    """Print a line about the session, beside the conversation."""
-    show_text(text, file=sys.stderr)
-
 def summarize_call(call, result) -> str:
     """One line for a person: the tool, its first argument, and how the result ends."""
     target = " ".join(str(next(iter(json.loads(call.arguments).values()), "")).split())
@@ -822,7 +826,6 @@ def typed_lines() -> list:
 
 def make_approver(options, session):
     """The function that says of a call why it is refused, or None."""
-    # In its own demo workspace the rehearsal can touch nothing of the user's.
     own = session.workspace.endswith(demo_workspace(session.path)) and session.model == "rehearsal"
     allowed = ["all"] if options.yes or own else []
     def approve(name, arguments):
@@ -835,8 +838,8 @@ def make_approver(options, session):
         answer = ""
         with contextlib.suppress(EOFError):
             answer = input("allow? [y/N/a] ").strip().lower()
-        allowed.extend(["all"] if answer == "a" else [])
-        return None if answer in ("y", "a") else "the user did not allow it"
+        allowed.extend(["all"] if answer in ("a", "all") else [])
+        return None if answer in ("y", "yes", "a", "all") else "the user did not allow it"
     return approve
 
 def demo_workspace(path) -> str:
@@ -861,10 +864,10 @@ def take_turn(session, prompt, model, approve) -> int:
                 append_jsonl(session.path, record)
         what = "the request failed" if isinstance(error, Failure) else "the turn stopped"
         what = f"tinyharness: {what}: {' '.join(str(error).split())[:500]}"
-        report(f"{what}\nto go on: {resume_command(session.path)}")
+        show_text(f"{what}\nto go on: {resume_command(session.path)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        report(f"\ninterrupted; to go on: {resume_command(session.path)}")
+        show_text(f"\ninterrupted; to go on: {resume_command(session.path)}", file=sys.stderr)
         raise
 
 def read_prompt(options):
@@ -894,21 +897,18 @@ def run_session(options) -> int:
             default = os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL if has_key else "rehearsal"
             session.model = session.model or default
             if not new:
-                report(write_receipt(session))
+                show_text(write_receipt(session), file=sys.stderr)
                 if session.skipped and not session.records:
                     raise SessionError(f"{path} holds no session; nothing is written to it")
                 prompt = read_prompt(options)
-            code = take_turns(session, options, prompt, has_key)
+            code = take_turns(session, options, prompt, has_key) if prompt != "" else 0
     finally:
-        # A session in which nothing was said, or could be said, is not kept.
         if new and code == 0 and os.path.exists(path) and not os.path.getsize(path):
             os.unlink(path)
     return code
 
 def take_turns(session, options, prompt, has_key) -> int:
-    """The turns of an open session: none, the one of the prompt, or as many as a person types."""
-    if prompt == "":
-        return 0
+    """The turns of an open session: the one of the prompt, or as many as a person types."""
     model, approve = choose_model(options, session, has_key), make_approver(options, session)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() its line editing
@@ -920,7 +920,7 @@ def take_turns(session, options, prompt, has_key) -> int:
         except KeyboardInterrupt as interrupt:
             if str(interrupt):  # a signal that ends the program
                 raise
-            report("(Ctrl-D ends)")
+            show_text("(Ctrl-D ends)", file=sys.stderr)
     code = take_turn(session, prompt, model, approve)
     if code == 0:
         show_text(f"to go on: {resume_command(session.path)}")
@@ -934,9 +934,9 @@ def choose_model(options, session, has_key):
         raise SessionError(f"{session.model} needs OPENAI_API_KEY or OPENAI_BASE_URL or --rehearse")
     if session.model != "rehearsal":
         return openai_model(session.model, show_text)
-    why = "This is a rehearsal session (--model NAME changes that)"
+    why = "This is a rehearsal" if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
     if not options.rehearse:
-        report((why if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set") + REHEARSING)
+        show_text(why + REHEARSING, file=sys.stderr)
     return rehearsal_model
 
 def run_demo(options) -> int:
@@ -990,7 +990,7 @@ def main(arguments=None) -> int:
     try:
         return run_demo(options) if options.demo else run_session(options)
     except (SessionError, OSError) as error:
-        report(f"tinyharness: {error}")
+        show_text(f"tinyharness: {error}", file=sys.stderr)
         return 1 if isinstance(error, OSError) else 2
     except KeyboardInterrupt:
         return 130

@@ -659,7 +659,8 @@ REMOVED = {  # name: (the check that has to see it, what else it takes, {the pro
     "the report of skipped lines": (check_receipt, (), {
         "for number, problem in bad]": "for number, problem in bad[:0]]"}),
     "quitting without a trace": (check_receipt, (), {
-        "report(write_receipt(session))": "report(write_receipt(session)), settle_calls(session)"}),
+        "show_text(write_receipt(session), file=sys.stderr)":
+            "show_text(write_receipt(session), file=sys.stderr), settle_calls(session)"}),
     "refusing an ambiguous prefix": (check_bad_target, ("ambiguous prefix",), {
         "if len(found) != 1:": "if not found:"}),
     "the line about a closed file": (check_bad_target, ("unwritable file",), {

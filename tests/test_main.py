@@ -379,7 +379,7 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
     "NO_COLOR": (
         check_terminal, "print(text, end=end,", 'print(f"\\x1b[32m{text}\\x1b[0m", end=end,'),
     "help before the imports": (
-        check_help_time, "import sys\n\nif", "import argparse, subprocess, sys, typing\n\nif"),
+        check_help_time, "import sys\nif", "import argparse, subprocess, sys, typing\n\nif"),
     "escapes": (check_escapes, 'f"\\\\x{ord(found[0]):02x}"', "found[0]"),
     "output in any encoding": (
         check_c_locale, 'stream.reconfigure(errors="backslashreplace")', "pass"),
