@@ -454,12 +454,11 @@ def open_calls(records) -> list:
     """The calls without a result, in order."""
     return [call for _, _, calls in group_calls(records) for call in calls if not call.result]
 
+@paused_collector()
 def repair(records, prompt="") -> list:
     """Turn any list of records into messages ready to send: pure, total, linear, idempotent."""
     messages, system = [], {clean(prompt): None}  # a dict keeps each text once, in order
-    with paused_collector():
-        groups = group_calls(records)
-    for role, text, calls in groups:
+    for role, text, calls in group_calls(records):
         if role == "system":
             system[text] = None
         elif role != "orphan":
