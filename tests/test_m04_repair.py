@@ -177,7 +177,9 @@ def check_request(messages, want, hint):
         lost = [text for text in want.partition(":")[2].split(",") if text not in "\n".join(texts)]
         assert not lost, f"{hint}\nlost: {lost}"
         return
-    assert is_as_wanted(messages, want), f"{hint}\nwanted {want}\ngot    {describe(messages)}"
+    assert is_as_wanted(messages, want), (
+        f"{hint}\nwanted {want}\ngot    {describe(messages)}\n"
+        "(UNK: a text that says that the outcome is unknown; ?: any text but a blank one)")
     assert not list(misplaced(messages)), f"{hint}\na result stands at the call of another one"
 
 

@@ -683,6 +683,7 @@ REMOVALS = {  # protection: (its text in the script, what stands there instead, 
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protection", REMOVALS)
 def test_check_sees_that_a_protection_is_gone(protection, tmp_path):
     old, new, check, words = REMOVALS[protection]

@@ -673,6 +673,7 @@ REMOVED = {  # name: (the check that has to see it, what else it takes, {the pro
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REMOVED)
 def test_check_sees_that_this_is_removed(name, open_folder):
     check, more, changes = REMOVED[name]

@@ -493,6 +493,7 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REMOVED)
 def test_the_check_sees_that_this_is_removed(name, folder, tmp_path):
     check, old, new = REMOVED[name]
