@@ -357,8 +357,10 @@ def check_nothing_is_left(module, session, before):
 def check_places(module, folder, choose):
     places, _ = visit_places(module, folder / "whole")
     for number in choose(places):
-        _, came = visit_places(module, folder / str(number), number)
-        assert came, f"the interrupt in {places[number]} was swallowed, and the turn went on"
+        seen, came = visit_places(module, folder / str(number), number)
+        # The first turn of all visits a few places more: what is never reached proves nothing.
+        assert came or len(seen) <= number, (
+            f"the interrupt in {places[number]} was swallowed, and the turn went on")
 
 
 def test_interrupt_where_a_process_begins(tmp_path):
