@@ -1,5 +1,6 @@
 """Claim: a turn can be stopped or steered at any moment; its tools end, its log stays valid."""
 
+import codecs
 import contextlib
 import json
 import os
@@ -479,6 +480,7 @@ class Terminal:
 
     def __init__(self, folder, *arguments, script=SCRIPT, **environment):
         self.master, slave = pty.openpty()
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # Who opens a terminal as the first of a session controls it, and gets its signals.
         command = ["sh", "-c", 'exec "$@" <> "$0" >&0 2>&0', os.ttyname(slave), sys.executable]
         command += [str(script), "--sessions", str(folder / "log"), *arguments]
@@ -509,7 +511,7 @@ class Terminal:
         """Read on until this text is there; return what came before it."""
         while text not in self.unread:
             try:
-                self.unread += read_some(self.master, patience).decode("utf-8", "replace")
+                self.unread += self.decoder.decode(read_some(self.master, patience))
             except TimeoutError:
                 raise AssertionError(f"no {text!r} after {self.unread[-500:]!r}") from None
         before, _, self.unread = self.unread.partition(text)
