@@ -1,0 +1,254 @@
+"""What is course and not harness: the crash, the restart guard, the exercise, the check, the pictures.
+
+A notebook begins with `import course, tinyharness` and `folder = course.fresh("m04_repair")`, kills its
+kernel with `course.kill_kernel()` or in a tool of `course.deadly(...)`, and goes on in the next cell with
+imports again and `folder = course.reopen("m04_repair")`. Nothing here is needed to run the harness.
+"""
+
+import datetime
+import functools
+import importlib.util
+import json
+import linecache
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import xml.etree.ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MY = ROOT / "notebooks" / "my"  # the learner's answers, and a folder for each notebook; not in git
+ANSWERS = ROOT / "tests" / "answers"
+PAUSE = 0.5  # seconds: with less, output is lost, and queued cells run in the next kernel
+sys.path[:0] = [place for place in (str(ROOT), str(ROOT / "tests")) if place not in sys.path]
+
+import tinyharness  # noqa: E402  (found through the line above)
+from drawing import columns, picture  # noqa: E402, F401
+
+notebook = os.environ.get("COURSE_NOTEBOOK", "")  # "m04_repair": which notebook this kernel runs
+
+
+# ── A notebook's folder, before and after its crash ───────────────────────────────────────────────
+
+def folder_of(name) -> Path:
+    """The folder of a notebook, relative to where we are, so that it prints short."""
+    return Path(os.path.relpath(MY / name))
+
+
+def fresh(name) -> Path:
+    """Empty the folder `notebooks/my/<name>/`, put the rehearsal's task into `workspace/`, return it."""
+    global notebook
+    notebook = name
+    shutil.rmtree(MY / name, ignore_errors=True)
+    tinyharness.make_demo(MY / name / "workspace")
+    return folder_of(name)
+
+
+def reopen(name) -> Path:
+    """The same folder after the crash, nothing emptied. Refuses where no crash came before."""
+    global notebook
+    notebook = name
+    if is_ghost():
+        raise RuntimeError("This cell was sent before the crash and waited. Please run it again.")
+    try:
+        crash = json.loads((MY / name / "crash.json").read_text())
+    except FileNotFoundError:
+        raise RuntimeError("No crash is on record here. Please run the cells above first.") from None
+    if crash["pid"] == os.getpid() and crash["time"] > process_start():
+        raise RuntimeError("This kernel was to die in the cell above, and it lives. Please run that.")
+    return folder_of(name)
+
+
+def kernel_shell():
+    """The IPython shell if this process is a notebook's kernel, else None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    return shell if hasattr(shell, "kernel") else None
+
+
+def process_start() -> float:
+    """When this process began, in Unix seconds."""
+    import psutil  # comes with every kernel
+
+    return psutil.Process().create_time()
+
+
+def is_ghost() -> bool:
+    """Whether the running cell was sent to the kernel before this one, which died: it only waited."""
+    shell = kernel_shell()
+    sent = shell.kernel.get_parent("shell").get("header", {}).get("date") if shell else None
+    if isinstance(sent, str):
+        sent = datetime.datetime.fromisoformat(sent.replace("Z", "+00:00"))
+    return bool(sent) and sent.timestamp() < process_start()
+
+
+# ── The crash ─────────────────────────────────────────────────────────────────────────────────────
+
+def kill_kernel():
+    """Kill this process with SIGKILL, which nothing can catch: the same as pulling the plug on it."""
+    if kernel_shell():
+        crash = {"pid": os.getpid(), "time": time.time()}
+        (MY / notebook / "crash.json").write_text(json.dumps(crash))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(PAUSE if kernel_shell() else 0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly(table, name, moment="during") -> dict:
+    """A copy of a tool table in which the tool `name` kills this process: "before", "during" or
+    "after" its effect, and in each case after its `started` record is on disk.
+
+    During: `bash` and plain functions have run for half a second (a shell command lives on);
+    of `write_file` and `edit_file` the new bytes are in a temporary file, not yet in place.
+    """
+    chosen = table[name]
+
+    def die_in(effect):
+        @functools.wraps(effect)
+        def dying(*arguments, **named):
+            if moment == "during":
+                threading.Thread(target=effect, args=arguments, kwargs=named, daemon=True).start()
+                time.sleep(PAUSE)
+            elif moment == "after":
+                effect(*arguments, **named)
+            kill_kernel()
+        return dying
+
+    @functools.wraps(chosen)
+    def plan_and_die(*arguments, **named):
+        plan = chosen(*arguments, **named)
+        halfway = functools.partial(leave_temporary, plan)
+        tinyharness.replace_file = die_in(halfway if moment == "during" else tinyharness.replace_file)
+        return plan
+
+    return {**table, name: plan_and_die if chosen.plans else die_in(chosen)}
+
+
+def leave_temporary(plan, *_):
+    """What `replace_file` has done when it is killed just before it puts the new file in place."""
+    path, data = plan
+    path.with_name(".tinyharness-halfway.tmp").write_bytes(data)
+
+
+def in_child(source, *arguments) -> str:
+    """Run Python source in a child process, in this notebook's folder; it may import tinyharness and
+    course, and finds the arguments in sys.argv[1:]. Return how it ended, and what it printed."""
+    roads = os.pathsep.join((str(ROOT), str(ROOT / "notebooks")))
+    environment = {**os.environ, "PYTHONPATH": roads, "COURSE_NOTEBOOK": notebook}
+    done = subprocess.run(
+        [sys.executable, "-c", source, *map(str, arguments)], cwd=MY / notebook, env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    ended = f"exit code {done.returncode}"
+    if done.returncode < 0:
+        ended = f"killed by {signal.Signals(-done.returncode).name}"
+    return f"{ended}\n{done.stdout.decode('utf-8', 'replace')}".strip()
+
+
+def ask_strict(messages) -> str:
+    """Send messages to a strict provider on this machine: "200 ok", or "400" and its words."""
+    from strict_server import StrictServer
+
+    body = json.dumps({"model": "strict", "messages": messages}).encode()
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with StrictServer([{"content": "ok"}]) as server:
+        request = urllib.request.Request(
+            f"{server.url}/chat/completions", body, {"Content-Type": "application/json"})
+        try:
+            with direct.open(request, timeout=10) as reply:
+                return f"{reply.status} ok"
+        except urllib.error.HTTPError as error:
+            return f"{error.code} {json.load(error)['error']['message']}"
+
+
+# ── The exercise and its check ────────────────────────────────────────────────────────────────────
+
+def answer_file(name="") -> Path:
+    """The file that holds the learner's answers of a notebook: `notebooks/my/m04.py`."""
+    return MY / f"{(name or notebook)[:3]}.py"
+
+
+def exercise(line, cell):
+    """Cell magic `%%exercise NAME`: save the cell as a block of notebooks/my/mNN.py, and run it."""
+    name, file = line.strip(), answer_file()
+    mark = "# ── exercise {} ──\n".format
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    blocks = dict(block.split(" ──\n", 1) for block in text.split(mark("")[:14])[1:])
+    blocks[name] = cell.strip() + "\n\n"
+    text = "".join(mark(each) + block for each, block in blocks.items())
+    MY.mkdir(exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    linecache.checkcache(str(file))
+    # As many empty lines first as stand above it in the file, so that errors name the right line.
+    above = text[: text.index(mark(name))].count("\n") + 1
+    exec(compile("\n" * above + blocks[name], str(file), "exec"), kernel_shell().user_ns)
+
+
+def load_answers(name):
+    """The module tests/answers/mNN.py, which says what checks an exercise has."""
+    spec = importlib.util.spec_from_file_location("answers", ANSWERS / f"{name[:3]}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(name, strict=False):
+    """Grade the saved exercise in a child process: a green line, or a red one for each failed check.
+    With strict=True anything but green raises AssertionError."""
+    lines = grade(notebook, name, answer_file())
+    print("\n".join(lines))
+    if strict and not lines[0].startswith("✅"):
+        raise AssertionError(f"{name} is not green yet")
+
+
+def grade(notebook, name, file) -> list:
+    """The lines that `check` prints for one exercise of a file."""
+    if not file.exists():
+        return [f"❌ {name}: nothing is saved yet, run the exercise cell first"]
+    tests, *only = load_answers(notebook).CHECKS[name]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    for nuisance in ("FORCE_COLOR", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
+        environment.pop(nuisance, None)
+    with tempfile.TemporaryDirectory() as place:
+        report, rooms = Path(place, "report.xml"), Path(place, "rooms")
+        command = [sys.executable, "-m", "pytest", "--color=no", "-p", "no:cacheprovider", "--tb=short",
+                   f"--basetemp={rooms}", f"--junitxml={report}", f"--impl={file}", tests]
+        command += ["-k", *only] if only else []
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=300)
+        if done.returncode not in (0, 1) or not report.exists():
+            output = (done.stdout + done.stderr).replace(str(ROOT), ".").strip().splitlines()
+            wrong = [line for line in output if line.startswith(("E  ", "ERROR"))] or output[-1:]
+            return [f"💥 {name}: the checks are broken, this is not your fault: {' '.join(wrong)[:300]}"]
+        cases = list(xml.etree.ElementTree.parse(report).getroot().iter("testcase"))
+        lines = [explain(case).replace(str(rooms), "…").replace(str(ROOT), ".") for case in cases]
+    failed = list(dict.fromkeys(filter(None, lines)))
+    if not failed:
+        return [f"✅ {name}: all {len(cases)} checks pass"]
+    return [f"❌ {name}: {line}" for line in failed]
+
+
+def explain(case) -> str:
+    """One line on a failed check: what is wrong, in the check's own words; "" if it passed."""
+    problem = next((each for each in case if each.tag in ("failure", "error")), None)
+    if problem is None:
+        return ""
+    message = problem.get("message", "").partition("\nassert ")[0]
+    text = " ".join(message.split())
+    if text.startswith("NotImplementedError"):
+        return f"not written yet ({text})"
+    if problem.tag == "error":
+        error = [line for line in (problem.text or "").splitlines() if line.startswith("E  ")]
+        return f"your cell cannot be loaded: {' '.join(' '.join(error[-1:]).split()[1:]) or text}"
+    return text.removeprefix("AssertionError: ").removeprefix("Failed: ")[:400]
+
+
+if kernel_shell():
+    kernel_shell().register_magic_function(exercise, "cell", "exercise")
