@@ -11,6 +11,7 @@ import importlib.util
 import json
 import linecache
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -141,7 +142,7 @@ def leave_temporary(plan, *_):
 def in_child(source, *arguments) -> str:
     """Run Python source in a child process, in this notebook's folder; it may import tinyharness and
     course, and finds the arguments in sys.argv[1:]. Return how it ended, and what it printed."""
-    roads = os.pathsep.join((str(ROOT), str(ROOT / "notebooks")))
+    roads = os.pathsep.join(map(str, (ROOT, ROOT / "notebooks", ROOT / "tests")))
     environment = {**os.environ, "PYTHONPATH": roads, "COURSE_NOTEBOOK": notebook}
     done = subprocess.run(
         [sys.executable, "-c", source, *map(str, arguments)], cwd=MY / notebook, env=environment,
@@ -168,6 +169,19 @@ def ask_strict(messages) -> str:
             return f"{error.code} {json.load(error)['error']['message']}"
 
 
+def real_turn(prompt, tools=tinyharness.TOOLS):
+    """One turn with a real model if a key is set, in a folder of its own; else say how to set one.
+    What could change something is refused, for nobody is asked here."""
+    if not (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")):
+        return print("No key is set, so no real model is asked. Start Jupyter with OPENAI_API_KEY, or with\n"
+                     "OPENAI_BASE_URL (Ollama, llama.cpp and vLLM have one), and OPENAI_MODEL, and run this again.")
+    name = os.environ.get("OPENAI_MODEL") or tinyharness.DEFAULT_MODEL
+    path, workspace = MY / notebook / "real.jsonl", MY / notebook / "workspace"
+    with tinyharness.Session(path, workspace, name) as session:
+        tinyharness.run_turn(session, prompt, tinyharness.openai_model(name), tools,
+                             approve=lambda name, arguments: "this notebook only looks")
+
+
 # ── The exercise and its check ────────────────────────────────────────────────────────────────────
 
 def answer_file(name="") -> Path:
@@ -178,25 +192,29 @@ def answer_file(name="") -> Path:
 def exercise(line, cell):
     """Cell magic `%%exercise NAME`: save the cell as a block of notebooks/my/mNN.py, and run it."""
     name, file = line.strip(), answer_file()
-    mark = "# ── exercise {} ──\n".format
     text = file.read_text(encoding="utf-8") if file.exists() else ""
-    blocks = dict(block.split(" ──\n", 1) for block in text.split(mark("")[:14])[1:])
+    blocks = dict(re.findall(r"(?ms)^# ── exercise (\w+) ──\n(.*?)(?=^# ── exercise |\Z)", text))
     blocks[name] = cell.strip() + "\n\n"
-    text = "".join(mark(each) + block for each, block in blocks.items())
-    MY.mkdir(exist_ok=True)
+    text = "".join(f"# ── exercise {each} ──\n{block}" for each, block in blocks.items())
+    file.parent.mkdir(exist_ok=True)
     file.write_text(text, encoding="utf-8")
     linecache.checkcache(str(file))
     # As many empty lines first as stand above it in the file, so that errors name the right line.
-    above = text[: text.index(mark(name))].count("\n") + 1
+    above = text[: text.index(f"# ── exercise {name} ──\n")].count("\n") + 1
     exec(compile("\n" * above + blocks[name], str(file), "exec"), kernel_shell().user_ns)
 
 
-def load_answers(name):
-    """The module tests/answers/mNN.py, which says what checks an exercise has."""
-    spec = importlib.util.spec_from_file_location("answers", ANSWERS / f"{name[:3]}.py")
+def load_file(file):
+    """A Python file as a module, made anew each time."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def mine():
+    """The learner's saved answers of this notebook as a module; works in a child process too."""
+    return load_file(answer_file())
 
 
 def check(name, strict=False):
@@ -212,7 +230,7 @@ def grade(notebook, name, file) -> list:
     """The lines that `check` prints for one exercise of a file."""
     if not file.exists():
         return [f"❌ {name}: nothing is saved yet, run the exercise cell first"]
-    tests, *only = load_answers(notebook).CHECKS[name]
+    tests, *only = load_file(ANSWERS / f"{notebook[:3]}.py").CHECKS[name]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     for nuisance in ("FORCE_COLOR", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
         environment.pop(nuisance, None)
@@ -228,26 +246,29 @@ def grade(notebook, name, file) -> list:
             wrong = [line for line in output if line.startswith(("E  ", "ERROR"))] or output[-1:]
             return [f"💥 {name}: the checks are broken, this is not your fault: {' '.join(wrong)[:300]}"]
         cases = list(xml.etree.ElementTree.parse(report).getroot().iter("testcase"))
-        lines = [explain(case).replace(str(rooms), "…").replace(str(ROOT), ".") for case in cases]
-    failed = list(dict.fromkeys(filter(None, lines)))
-    if not failed:
+        said = [explain(case, file.name) for case in cases]
+        said = [line.replace(str(rooms), "…").replace(str(ROOT), ".") for line in said if line]
+    if not said:
         return [f"✅ {name}: all {len(cases)} checks pass"]
-    return [f"❌ {name}: {line}" for line in failed]
+    return [f"❌ {name}: {line}" for line in dict.fromkeys(said)]
 
 
-def explain(case) -> str:
+def explain(case, file) -> str:
     """One line on a failed check: what is wrong, in the check's own words; "" if it passed."""
     problem = next((each for each in case if each.tag in ("failure", "error")), None)
     if problem is None:
         return ""
-    message = problem.get("message", "").partition("\nassert ")[0]
-    text = " ".join(message.split())
+    trace, message = problem.text or "", problem.get("message", "").partition("\nassert ")[0]
+    text = " ".join(message.split()).removeprefix("AssertionError: ").removeprefix("Failed: ")[:400]
     if text.startswith("NotImplementedError"):
         return f"not written yet ({text})"
+    if problem.tag == "error" and file not in trace:
+        return f"this check is broken, it is not your fault: {text}"
     if problem.tag == "error":
-        error = [line for line in (problem.text or "").splitlines() if line.startswith("E  ")]
-        return f"your cell cannot be loaded: {' '.join(' '.join(error[-1:]).split()[1:]) or text}"
-    return text.removeprefix("AssertionError: ").removeprefix("Failed: ")[:400]
+        errors = [line for line in trace.splitlines() if line.startswith("E  ")]
+        return f"your cell cannot be loaded: {' '.join(errors[-1].split()[1:])}"
+    places = re.findall(rf"{re.escape(file)}:(\d+)", trace)
+    return f"{text} ({file}, line {places[-1]})" if places and "Error: " in text else text
 
 
 if kernel_shell():

@@ -89,7 +89,7 @@ def brief(function) -> str:
 
 def flat(text) -> str:
     """Text on one line, its control characters made visible, without the way to the project."""
-    here = f"{Path(__file__).resolve().parent.parent.parent}/"
+    here = f"{Path(__file__).resolve().parent.parent}/"
     return tinyharness.CONTROLS.sub("␀", " ".join(text.replace(here, "").split()))
 
 

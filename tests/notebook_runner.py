@@ -8,6 +8,7 @@
 import argparse
 import asyncio
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbclient.util import ensure_async
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, SOURCES = ROOT / "notebooks", ROOT / "notebooks" / "source"
@@ -114,9 +116,15 @@ class Client(NotebookClient):
     """A client that sees at once that a kernel has died."""
 
     async def _async_poll_kernel_alive(self):
-        while await self.km.is_alive() if asyncio.iscoroutinefunction(self.km.is_alive) else self.km.is_alive():
+        while await ensure_async(self.km.is_alive()):
             await asyncio.sleep(0.05)
         self.task_poll_for_reply.cancel()
+
+
+def kernel_environment(folder) -> dict:
+    """What the kernel sees: no key of a real model, and nothing of the user's own IPython."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    return {**kept, "IPYTHONDIR": str(folder.parent / ".ipython"), "PYTHONWARNINGS": "ignore"}
 
 
 def run(notebook, folder):
@@ -125,7 +133,7 @@ def run(notebook, folder):
     while todo:
         client = Client(notebook, timeout=120, kernel_name="python3",
                         resources={"metadata": {"path": str(folder)}})
-        with client.setup_kernel():
+        with client.setup_kernel(env=kernel_environment(folder)):
             while todo:
                 number, cell = todo.pop(0)
                 wanted = "crash" in cell.metadata.get("tags", [])

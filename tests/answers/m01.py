@@ -76,7 +76,10 @@ WRONG = {"run_turn": {  # the mistake: (the cell, words that the check must say)
     "only the first call runs": (
         change(("for call in calls:", "for call in calls[:1]:")), "each call has one result"),
     "it asks once and stops after the tools": (
-        change((LISTEN, "        more = session.add_prompts(listen())\n")), "asked for 一 二 三"),
+        change((LISTEN, "        more = session.add_prompts(listen())\n"),
+               ('    show(reply["content"])\n    return reply["content"]\n',
+                '    show(reply["content"] or "")\n    return reply["content"] or ""\n')),
+        "asked for 一 二 三, but there ran"),
     "typed lines are stored at once": (
         change((RUN, RUN + "            session.add_prompts(listen())\n")),
         "between a call and its result"),
