@@ -83,7 +83,8 @@ def name_of(function) -> str:
 
 def brief(function) -> str:
     """The arguments of a call, without their names."""
-    said = json.loads(tinyharness.arguments_text(function.get("arguments")))
+    given = function.get("arguments") if isinstance(function, dict) else None
+    said = json.loads(tinyharness.arguments_text(given))
     return ", ".join(json.dumps(value, ensure_ascii=False) for value in said.values())
 
 

@@ -1,0 +1,169 @@
+"""Claim: in a real JupyterLab, Run All stops at the crash, no cell behind it runs, and Run Below goes on.
+
+The witness is a trace file that the cells write, because what the page shows can be wrong.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import notebook_runner as runner
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic",
+         "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--window-size=1300,4000"]
+PATIENCE = 60  # seconds: more than enough for a step, also on a machine with other things to do
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key that the WebDriver standard gives to an element
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(condition, what):
+    """The first true value of a condition; an error while it is asked counts as not yet."""
+    until, error = time.monotonic() + PATIENCE, None
+    while time.monotonic() < until:
+        try:
+            if value := condition():
+                return value
+        except (OSError, LookupError) as seen:
+            error = seen
+        time.sleep(0.1)
+    pytest.fail(f"waited {PATIENCE} s in vain for {what} ({error})")
+
+
+class Browser:
+    """Headless Chromium behind the WebDriver protocol, which is JSON over HTTP."""
+
+    def __init__(self, folder):
+        self.url = f"http://127.0.0.1:{free_port()}"
+        port = self.url.rpartition(":")[2]
+        self.driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL)
+        wait_for(lambda: self.ask("GET", "/status")["ready"], "chromedriver")
+        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"]}
+        wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
+        self.url += f"/session/{self.ask('POST', '/session', wanted)['sessionId']}"
+
+    def ask(self, method, path, value=None):
+        body = None if method == "GET" else json.dumps(value or {}).encode()
+        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"},
+                                         method=method)
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(request, timeout=PATIENCE) as reply:
+            return json.load(reply)["value"]
+
+    def run(self, script):
+        """The value of some JavaScript in the page."""
+        return self.ask("POST", "/execute/sync", {"script": script, "args": []})
+
+    def click(self, selector):
+        """Click what a person would click, as soon as it can be clicked."""
+        def try_it():
+            found = self.ask("POST", "/element", {"using": "css selector", "value": selector})
+            self.ask("POST", f"/element/{found[ELEMENT]}/click")
+            return True
+        wait_for(try_it, f"a click on {selector}")
+
+    def choose(self, command):
+        """Choose a command of the Run menu."""
+        self.click('.lm-MenuBar-item[data-type="menu"] , #jp-MainMenu li:nth-child(4)')
+        self.click(f'.lm-Menu-item[data-command="{command}"]')
+
+    def close(self):
+        try:
+            self.ask("DELETE", "")
+        finally:
+            self.driver.terminate()
+            self.driver.wait()
+
+
+def prepare(name, place):
+    """The notebook in a copy of the project; each code cell first writes its id into trace.txt."""
+    runner.copy_project(place)
+    notebook = runner.build(name)
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and not cell.source.startswith("%%"):
+            cell.source = f'_ = open("trace.txt", "a").write("{cell.id}\\n")\n{cell.source}'
+    (place / "notebooks" / f"{name}.ipynb").write_text(runner.encode(notebook), encoding="utf-8")
+    return [cell for cell in notebook.cells]
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """A JupyterLab of its own; the value is its address."""
+    runner_folder, token, port = tmp_path / "project", "a" * 24, free_port()
+    runner_folder.mkdir()
+    environment = {**runner.kernel_environment(runner_folder / "notebooks"), "HOME": str(tmp_path)}
+    for kind in ("CONFIG", "DATA", "RUNTIME"):
+        environment[f"JUPYTER_{kind}_DIR"] = str(tmp_path / kind.lower())
+    server = subprocess.Popen(
+        [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
+         f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}",
+         f"--ServerApp.root_dir={runner_folder}", "--LabApp.news_url=None",
+         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"],
+        env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=open(tmp_path / "lab.log", "wb"))
+    address = f"http://127.0.0.1:{port}"
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        wait_for(lambda: direct.open(f"{address}/api?token={token}", timeout=5), "JupyterLab")
+        yield f"{address}/lab/tree/notebooks/{{}}.ipynb?token={token}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium and chromedriver: "
+                    "apt-get install chromium chromium-driver")
+def test_a_person_runs_the_first_notebook_through_its_crash(lab, tmp_path):
+    project, name = tmp_path / "project", "m00_start"
+    cells = prepare(name, project)
+    codes = [cell.id for cell in cells if cell.cell_type == "code"]
+    crash = next(cell.id for cell in cells if "crash" in cell.metadata.get("tags", []))
+    until = codes.index(crash) + 1
+    trace = project / "notebooks" / "trace.txt"
+    browser = Browser(tmp_path)
+    try:
+        browser.ask("POST", "/url", {"url": lab.format(name)})
+        wait_for(lambda: browser.run("return document.querySelectorAll('.jp-CodeCell').length") == len(codes),
+                 "the cells")
+        wait_for(lambda: browser.run(
+            "return document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status") == "idle",
+            "the kernel")
+        browser.choose("runmenu:run-all")
+        wait_for(lambda: trace.read_text().split() == codes[:until], "the crash cell")
+        said = wait_for(lambda: browser.run(
+            "return document.querySelector('.jp-Dialog')?.textContent"), "the dialog")
+        assert "died" in said or "restart" in said.lower(), said
+        browser.click(".jp-Dialog .jp-mod-accept")
+        time.sleep(3)  # a cell that waited for the dead kernel would run now
+        assert trace.read_text().split() == codes[:until], "cells behind the crash ran by themselves"
+        index = next(index for index, cell in enumerate(cells) if cell.id == codes[until])
+        browser.click(f'.jp-Cell[data-windowed-list-index="{index}"] .jp-InputPrompt')
+        browser.choose("notebook:run-all-below")
+        wait_for(lambda: trace.read_text().split() == codes, "all the other cells")
+        last = len(cells) - 1
+        shown = f"document.querySelector('.jp-Cell[data-windowed-list-index=\"{last}\"]')"
+        wait_for(lambda: browser.run(f"return /\\[\\d+\\]/.test({shown}.textContent)"), "the last cell's number")
+        errors = browser.run("return [...document.querySelectorAll('[data-mime-type*=error]')].map(e => e.textContent)")
+        assert errors == []
+        pictures = browser.run("return [...document.querySelectorAll('.jp-RenderedSVG img')].map(i => i.naturalWidth)")
+        assert pictures and all(width > 500 for width in pictures), pictures
+    finally:
+        if os.environ.get("SCREENSHOT"):
+            import base64
+
+            Path(os.environ["SCREENSHOT"]).write_bytes(base64.b64decode(browser.ask("GET", "/screenshot")))
+        browser.close()
