@@ -6,12 +6,14 @@ A drawing brings its own background, so that it can be read on a light page and 
 
 import html
 import json
+import re
 import unicodedata
 from pathlib import Path
 
 import tinyharness
 
-WIDTH, ROW, LETTER = 860, 24, 7.25  # pixels; a letter of 12 px monospace
+WIDTH, ROW, LETTER = 860, 24, 7.25  # of the drawing; a letter of 12 px monospace
+SHOWN = 800  # pixels on the page: as wide as JupyterLab shows without a scroll bar
 INK, FAINT, PAPER, LINE = "#24292f", "#6e7781", "#fbfaf7", "#d8d5cc"
 RED, COLORS = "#c62828", {  # kind of record: the colour of its label
     "user": "#1f6feb", "assistant": "#7b3fb5", "tool": "#2e7d32", "verdict": "#c25e00",
@@ -89,9 +91,8 @@ def brief(function) -> str:
 
 
 def flat(text) -> str:
-    """Text on one line, its control characters made visible, without the way to the project."""
-    here = f"{Path(__file__).resolve().parent.parent}/"
-    return tinyharness.CONTROLS.sub("␀", " ".join(text.replace(here, "").split()))
+    """Text on one line, without the way to the project."""
+    return " ".join(text.replace(f"{Path(__file__).resolve().parent.parent}/", "").split())
 
 
 def cut(text, width) -> str:
@@ -106,7 +107,8 @@ def cut(text, width) -> str:
 # ── SVG ───────────────────────────────────────────────────────────────────────────────────────────
 
 def write(x, y, text, color=INK, size=12, more="") -> str:
-    """A line of text."""
+    """A line of text; what XML cannot hold is shown by a sign."""
+    text = re.sub("[\ud800-\udfff\ufffe\uffff]", "\ufffd", tinyharness.CONTROLS.sub("␀", text))
     return (f'<text x="{x:g}" y="{y:g}" fill="{color}" font-size="{size}" {more}>'
             f"{html.escape(text)}</text>")
 
@@ -124,7 +126,7 @@ def line(path, color, width=1.5, more="") -> str:
 
 def sheet(height, title, parts) -> str:
     """A whole SVG on its own background."""
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:g}" '
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{SHOWN}" height="{height * SHOWN / WIDTH:.0f}" '
             f'viewBox="0 0 {WIDTH} {height:g}" role="img" '
             f'font-family="ui-monospace, Menlo, Consolas, monospace">'
             f"<title>{html.escape(title)}</title>"

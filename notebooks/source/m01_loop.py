@@ -3,15 +3,13 @@
 #
 # A model can only talk. Still, people say that "the agent repaired the file". Who did?
 #
-# When you are through with this page, you can
+# After this page you can
 # - write the loop that turns a talking model into an agent (§1 of `tinyharness.py`),
 # - say what such an agent remembers, and where,
-# - explain why it forgets everything the moment its process dies, unless each step is on disk first.
+# - explain why it forgets everything when its process dies, unless each step is on disk first.
 #
-# Run the cells from top to bottom. Once, this page will kill its own kernel; it says so above that cell.
-#
-# The next cell makes a folder for this page, with a small task in it: a date parser that is wrong, and its test. The model is a **rehearsal model**: a script that
-# plays this one task, without a network and the same way each time. Everything around it is real.
+# Run the cells from top to bottom. The first one makes a folder for this page, with a date parser that is wrong, and its test. The model is the
+# **rehearsal model**: a script that plays this one task. Everything around it is real.
 
 # %% id="setup"
 import inspect
@@ -34,8 +32,8 @@ reply = model(messages, [])
 print(json.dumps(reply, indent=1))
 
 # %% [markdown] id="hand-words"
-# It has not. It *wishes* that somebody reads it: the name of a tool, and arguments (a **tool call**). Nothing happens unless we do it.
-# So do it by hand: run the tool, and put the call and its result behind the other messages.
+# It has not. It *wishes* that somebody reads it: the name of a tool, and arguments (a **tool call**). Nothing happens unless we do it, so do it by hand:
+# run the tool, and put the call and its result behind the other messages.
 
 # %% id="hand"
 call = tinyharness.open_calls([reply])[0]
@@ -45,7 +43,7 @@ messages += [reply, {"role": "tool", "tool_call_id": call.id, "content": result}
 print(result)
 
 # %% [markdown] id="again-words"
-# Then ask again, with everything that was said so far. The model goes one step further.
+# Then ask again, with all that was said so far. The model goes one step further.
 
 # %% id="again"
 function = model(messages, [])["tool_calls"][0]["function"]
@@ -53,10 +51,10 @@ print(function["name"], function["arguments"])
 assert model(messages, []) == model(messages, [])
 
 # %% [markdown] id="memory-words"
-# The last line asks the same thing twice, and gets the same answer. **The model remembers nothing.** What looks like its memory is the list that
-# you send: shorten the list, and the model is back where the list ends. That is why a session can be resumed at all.
+# The last line asks twice with one list, and gets the same answer. **The model remembers nothing.** What looks like its memory is the list that
+# you send. That is why a session can be resumed at all.
 #
-# Send, run, append, send again, until there is no call in the reply: this is the whole loop. Here it is as the script has it.
+# Send, run, append, until a reply holds no call: this is the whole loop, as the script has it.
 
 # %% id="function"
 print(inspect.getsource(tinyharness.run_turn))
@@ -78,14 +76,13 @@ course.picture(folder / "whole.jsonl")
 
 # %% [markdown] id="run-after"
 # Seven times: read, test, edit, test, edit, test, and a last reply that holds no call, which ends the turn. Each request is two messages
-# longer than the one before: the call, and its result. (One more than you counted? The first message of each request is the system prompt.)
+# longer than the one before. (The first message is always the system prompt.)
 #
 # In the picture each call is joined with its result. Every line of it is a line of a file. Does it have to be?
 #
 # ## Memory is not storage
 #
 # `NaiveSession` is the same session with one difference: `append` puts a record into a Python list, and nowhere else.
-# As long as nothing goes wrong, nobody can see that.
 
 # %% id="naive"
 class NaiveSession(tinyharness.Session):
@@ -123,7 +120,7 @@ print("the file:", "edited" if edited else "as before")
 assert edited and "session" not in globals() and not tinyharness.read_jsonl(folder / "naive.jsonl")
 
 # %% [markdown] id="restart-after"
-# The worst of both: the **effect** is in the world, and its **story** is nowhere. A new agent cannot know that a file was changed, nor why, nor even that it was ever asked.
+# The worst of both: the **effect** is in the world, and its **story** is nowhere. A new agent cannot know that a file was changed, nor why.
 #
 # ## Saved at once, or saved at the end?
 #
@@ -163,14 +160,12 @@ for name, source in (("chapter", chapter_child), ("run_turn", script_child)):
 assert left == {"chapter": [0, 0, 0, 0], "run_turn": [1, 3, 5, 7]}
 
 # %% [markdown] id="sweep-after"
-# It is not that the chapter's version saves badly. It saves *late*: nobody plans to be killed before the line that saves. `run_turn` never has more to
-# lose than the step it is in, because each record is on disk (落盘) before the next step begins.
-#
-# There are three such places: the **prompt** before the request, the **reply** before its tools, each **result** before the next step.
+# The chapter's version does not save badly. It saves *late*. `run_turn` never has more to
+# lose than the step it is in, because each record is on disk (落盘) before the next step begins. There are three such places: the **prompt** before the request, the **reply** before its tools, each **result** before the next step.
 #
 # ## Your turn: write the loop
 #
-# This is the only cell to edit. It is saved to `notebooks/my/m01.py` when you run it, so it outlives the kernel, and it must bring its own imports. You may use
+# This is the only cell to edit. It is saved to `notebooks/my/m01.py` when you run it, so it must bring its own imports. You may use
 #
 # - `session.add_prompts([prompt])`: puts what was typed on disk, and says whether there was anything
 # - `tinyharness.repair(session.records, "You work in " + session.workspace)`: the messages, ready to send
@@ -202,12 +197,13 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
 course.check("run_turn")
 
 # %% [markdown] id="mine-words"
-# Red lines say what is wrong, one for each check that fails. The same checks from a shell: `python -m pytest tests/test_m01_loop.py --impl notebooks/my/m01.py`.
+# One red line for each check that fails. The same checks from a shell: `python -m pytest tests/test_m01_loop.py --impl notebooks/my/m01.py`.
 #
-# When it is green, kill it. The same child as above, with your loop in the place of the script's.
+# When it is green, kill it, as above.
 
 # %% id="mine"
-mine_child, endings, counts = script_child.replace("tinyharness.run_turn", "course.mine().run_turn"), set(), []
+mine_child = script_child.replace("tinyharness.run_turn", "course.mine().run_turn")
+endings, counts = set(), []
 for step in (1, 2, 3, 4):
     endings.add(course.in_child(mine_child, f"mine{step}.jsonl", step).splitlines()[-1])
     counts.append(len(tinyharness.load_session(folder / f"mine{step}.jsonl")))
