@@ -108,9 +108,9 @@ course.picture(log)
 # Two terminals, one thought: both resume this session at the same moment. Nobody knows which one wins, but only one
 # does. The other one gets one clear line. Then we let the test go, and the winner ends its work.
 #
-# "An append is atomic, so no lock is needed", says the chapter. The first half is true and does not help. In the second
-# cell every line is whole, but two programs took turns. The strict server (it answers like a strict provider)
-# refuses that; repaired, it is accepted, and the model reads two people's wishes as one conversation.
+# "An append is atomic, so no lock is needed", says the chapter. But whole lines are not yet a conversation. In the second
+# cell each line is whole, and two programs take turns (the cell plays both). The strict server, which answers as strict
+# providers do, refuses it. Repaired it is accepted, and the model reads two people's wishes as one conversation.
 
 # %% id="two"
 pair = [start("--resume", path, "continue") for _ in range(2)]
@@ -164,7 +164,8 @@ course.columns(log, memory=["edit_file's result"], lost="process")
 # %% [markdown] id="load-why"
 # ## Exercise 1: `load_session`
 #
-# A new process, and a file. Write the function that makes messages of it which a provider accepts. The parts exist:
+# The edit is in the file; the word that it is done went down with the kernel. What is left is a new process, and the log.
+# Write the function that turns a log into messages that a provider accepts. The parts exist:
 #
 # - `tinyharness.parse_line(line)` takes one line, as *bytes*, and returns `(records, problem)` (milestone 3)
 # - `tinyharness.repair(records)` returns the messages (milestone 4)
