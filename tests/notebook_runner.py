@@ -195,7 +195,7 @@ def play(name, solved=False):
     notebook = build(name)
     if solved and load_answers(name):
         solve(notebook, load_answers(name).SOLUTION)
-    with tempfile.TemporaryDirectory(prefix="tinyharness-") as place:
+    with tempfile.TemporaryDirectory(prefix="tinyharness-", ignore_cleanup_errors=True) as place:
         copy_project(Path(place))
         run(notebook, Path(place) / "notebooks")
         return normalize(notebook, Path(place))

@@ -350,6 +350,29 @@ def test_the_runner_refuses(problem, tmp_path):
         runner.run(notebook, tmp_path / "notebooks")
 
 
+@pytest.mark.long
+def test_a_real_kernel_refuses_the_cell_that_waited_for_it(tmp_path):
+    from jupyter_client.manager import start_new_kernel
+
+    runner.copy_project(tmp_path)
+    place = tmp_path / "notebooks"
+    manager, client = start_new_kernel(cwd=str(place), env=runner.kernel_environment(place))
+    try:
+        client.execute('import course\ncourse.fresh("m99_try")\ncourse.kill_kernel()')
+        manager.provisioner.process.wait()
+        waiting = client.execute('import course\ncourse.reopen("m99_try")')  # nobody is there to take it
+        manager.restart_kernel()
+        reply = client.get_shell_msg(timeout=60)
+        while reply["parent_header"]["msg_id"] != waiting:
+            reply = client.get_shell_msg(timeout=60)
+        assert "sent before the crash" in reply["content"]["evalue"]
+        again = client.execute('import course\ncourse.reopen("m99_try")', reply=True, timeout=60)
+        assert again["content"]["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
 DEADLY_CHILD = """
 import sys, json, course, tinyharness
 name, moment, arguments = sys.argv[1:]
