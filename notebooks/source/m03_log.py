@@ -1,13 +1,15 @@
 # %% [markdown] id="title"
-# # Log: why append lines, and not write one JSON?
+# # 3 · Log: why append lines, and not write one JSON?
 #
-# The last stage gave every call of the model exactly one result. All of it was kept in memory, and memory ends with its process.
-# Now we put it into a file (§3 of `tinyharness.py`). There are two simple ways: write the whole history again as one big JSON, or append one line for each record. Both work, as long as nothing is killed. So we kill things.
+# The last stage gave every call of the model exactly one result. What is only in memory ends with its process, so calls and results must go into a file (§3 of `tinyharness.py`).
+# There are two simple ways: write the whole history again as one big JSON, or append one line for each record. Both work, as long as nothing is killed. So we kill things.
 #
 # At the end you can:
 # - say where a record is at each moment, and what a kill or a power cut takes from it
 # - write `append_jsonl`, which no torn line can spoil
 # - write `read_jsonl`, which loses the damaged line and nothing else
+#
+# Run the cells from top to bottom. Once, this page kills its own kernel; it says so above that cell.
 
 # %% id="setup"
 import contextlib
@@ -31,7 +33,7 @@ folder = course.fresh("m03_log")
 # %% id="only-in-the-process"
 KILLED = r"""
 import os
-file = open("places.jsonl", "a")
+file = open("places.jsonl", "w")
 file.write('{"role": "user", "content": "hello"}\n')
 NEXT_STEP
 os.kill(os.getpid(), 9)
@@ -73,10 +75,12 @@ def kill_saving(name, percent):
     before, mode, text = ways[name]
     (folder / name).write_text(before)
     course.in_child(WRITE, name, mode, text, len(text) * percent // 100)
+    if mode == "ab":
+        return len(tinyharness.read_jsonl(folder / name))
     try:
         return len(json.loads((folder / name).read_text()))
-    except ValueError:  # no JSON, or more than one
-        return len(tinyharness.read_jsonl(folder / name)) if mode == "ab" else 0
+    except ValueError:  # what is left is no JSON
+        return 0
 
 rewriting = [kill_saving("big.json", percent) for percent in range(0, 101, 5)]
 print("messages left:", rewriting)
@@ -84,7 +88,7 @@ kill_saving("big.json", 0)
 course.columns(folder / "big.json", lost="process")
 
 # %% [markdown] id="append"
-# Opening a file to write it anew empties it: from then until the last bracket the *old* messages are gone, though nobody wanted to change them.
+# Opening a file to write it anew empties it: until the last bracket is written the *old* messages are at risk, though nobody wanted to change them. Killed at 0 %, there is not even a ruin to search: the picture.
 #
 # (Writing a second file and renaming it would survive the kill; the script changes the files of your workspace in that way, see `replace_file` in §2. But each save still writes everything again: **write amplification**, 写放大. We count it below.)
 #
@@ -95,13 +99,15 @@ course.columns(folder / "big.json", lost="process")
 # %% id="kill-the-append"
 appending = [kill_saving("lines.jsonl", percent) for percent in range(0, 101, 5)]
 print("messages left:", appending)
+assert rewriting.count(0) == 20 and min(appending) == 100
 kill_saving("lines.jsonl", 50)
 course.columns(folder / "lines.jsonl", synced=100, lost="process")
 
 # %% id="count-the-bytes"
 rewritten = sum(len(json.dumps(messages[:count])) for count in range(1, 101))
 appended = sum(map(len, lines))
-print(f"100 saves: {rewritten} bytes by rewriting, {appended} by appending: {rewritten // appended} times")
+print(f"bytes of 100 saves: {rewritten} by rewriting, {appended} by appending")
+print(f"{rewritten // appended} times as many")
 
 # %% [markdown] id="neighbour"
 # A killed append costs at most the record that it was writing. Old bytes are never touched.
@@ -113,6 +119,7 @@ print(f"100 saves: {rewritten} bytes by rewriting, {appended} by appending: {rew
 
 # %% id="glue"
 torn = folder / "torn.jsonl"
+torn.unlink(missing_ok=True)
 for word in ("one", "two"):
     chapter.append_jsonl(torn, {"role": "user", "content": word})
 three = json.dumps({"role": "user", "content": "three"})
@@ -135,10 +142,6 @@ print("a reader that skips: ", [each["content"] for each in small_reader(torn)])
 print("tinyharness:         ", [each["content"] for each in tinyharness.read_jsonl(torn)])
 course.columns(torn, synced=0)  # and the chapter never asks for the disk
 
-# %% id="helpers"
-print(inspect.getsource(tinyharness.encode_record))
-print(inspect.getsource(tinyharness.open_log))
-
 # %% [markdown] id="append-exercise"
 # `three` had no newline, so `four` was glued to it: written whole, by a program that nobody killed, and lost all the same, in the *middle* of the file. The chapter's reader now opens none of the session.
 #
@@ -146,7 +149,7 @@ print(inspect.getsource(tinyharness.open_log))
 #
 # ## Your turn: `append_jsonl`
 #
-# The two helpers above are yours. Write what is missing. When it returns, the record is on disk:
+# The two helpers below are yours. Write what is missing. When it returns, the record is on disk:
 # 1. If the file does not end in a newline, put one *in front of* your line. Change no old byte.
 # 2. Hand over newline and line together. This file has no buffer: `file.write(data)` returns how many bytes were taken, which on a full disk may be a part. Give it the rest again, until it takes all or raises.
 # 3. `os.fsync(file.fileno())`: only now is it on disk. A *new* file's name needs that too: `tinyharness.sync_folders(path)`.
@@ -157,6 +160,10 @@ print(inspect.getsource(tinyharness.open_log))
 #
 # `size = file.seek(0, os.SEEK_END)` is the size of the file. If it is not 0, go to `size - 1` and read one byte. The rest of a short write is `data[taken:]`, in a `while data:` loop. The script's own is `tinyharness.append_jsonl??`, for afterwards.
 # </details>
+
+# %% id="helpers"
+print(inspect.getsource(tinyharness.encode_record))
+print(inspect.getsource(tinyharness.open_log))
 
 # %% id="append-cell"
 %%exercise append_jsonl
@@ -186,7 +193,6 @@ with tinyharness.Session(folder / "session.jsonl", folder / "workspace", "rehear
 
 # %% id="restart"
 import json
-import runpy
 import course
 import chapter
 import tinyharness
@@ -196,21 +202,24 @@ log = folder / "session.jsonl"
 records = tinyharness.read_jsonl(log)
 assert [call.name for call in tinyharness.open_calls(records)] == ["edit_file"]
 assert (folder / "workspace" / "parse_date.py").read_text() == tinyharness.BROKEN
+assert list((folder / "workspace").glob(".tinyharness-*.tmp"))  # the new bytes, not in place
 print(len(records), "records on disk;", tinyharness.describe_state(records))
 display(course.columns(log, lost="process"))
 course.picture(log)
 
 # %% [markdown] id="read-exercise"
-# This kernel knows nothing of the old one; all you see was read from the file. Nothing is missing, because each record was synced before the next step began. (What we may *say* about the open call is the next stage.)
+# This kernel knows nothing of the old one; all you see was read from the file. Nothing is missing, because each record was synced before the next step began. The edited file is still the old one: its new bytes were in a second file, not yet renamed. (What we may *say* about the open call is the next stage.)
 #
 # ## Your turn: `read_jsonl`
 #
 # Return all whole records of a file, in order, and never raise because of what is in it:
-# - Read bytes and split at `\n` only. Text tools split at U+2028 too, which may stand in any message.
+# - Read bytes and split at `\n` only. `str.splitlines` splits at U+2028 too, which may stand in any message.
 # - Decode line by line with `errors="replace"`: half a character must not cost the other lines.
-# - Skip what is no record, such as `[]`, `null`, or a block of NUL bytes (some file systems leave one after a power cut).
+# - Skip what is no record, such as `[]`, `null`, or a block of NUL bytes.
 # - Where a line breaks, look for the next record *on the same line*.
 # - No file: `[]`. And only read: change nothing.
+#
+# After the check, your two functions work together on the crashed session, its last record torn at every tenth byte.
 #
 # <details><summary>Hint</summary>
 #
@@ -236,45 +245,45 @@ def read_jsonl(path):
 course.check("read_jsonl")
 
 # %% id="both-functions"
-mine = runpy.run_path(course.answer_file())  # your two functions: they survived the kill too
+mine = course.mine()  # your two functions: they survived the kill too
 copy, whole = folder / "copy.jsonl", log.read_bytes()
 last = whole.rstrip(b"\n").rfind(b"\n") + 1  # where the last record begins
 counts = set()
 try:
     for size in range(last + 1, len(whole) - 1, 10):
         copy.write_bytes(whole[:size])  # the last record torn at every tenth byte
-        mine["append_jsonl"](copy, {"role": "user", "content": "go on"})
-        counts.add(len(mine["read_jsonl"](copy)))
+        mine.append_jsonl(copy, {"role": "user", "content": "go on"})
+        counts.add(len(mine.read_jsonl(copy)))
     print(f"before {len(records)}, each time one is torn and one is new, so now {counts}")
 except NotImplementedError:
     print("Your two functions are not written yet.")
 
 # %% [markdown] id="lock"
-# The last cell let your two functions work together, on the file of the crashed session.
-#
 # ## "Append is atomic, so no lock"
 #
-# Think of two windows on one session. Window A asks and calls a tool; window B asks something; then A's result comes. Below, one process after the other appends a whole line.
+# So the chapter says. Think of two windows on one session. Window A asks and calls a tool; window B asks something; then A's result comes. Below, one process after the other appends a whole line.
 # **Predict:** does a strict provider take this history?
 #
-# The cell after it shows what the script does: one session has one writer, and a lock tells the second window.
+# The last lines show what the script does: one session has one writer, and a lock tells the second window.
 
 # %% id="two-windows"
-SAY = "import course, chapter, json, sys; chapter.append_jsonl('two.jsonl', json.loads(sys.argv[1]))"
+two = folder / "two.jsonl"
+two.unlink(missing_ok=True)
+SAY = "import chapter, json, sys; chapter.append_jsonl('two.jsonl', json.loads(sys.argv[1]))"
 call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
 for said in ({"role": "user", "content": "window A: run it"},
              {"role": "assistant", "content": None, "tool_calls": [call]},
              {"role": "user", "content": "window B: what is new?"},
              {"role": "tool", "tool_call_id": "c1", "content": "window A: done"}):
-    course.in_child(SAY, json.dumps(said))
-two = folder / "two.jsonl"
+    course.in_child(SAY, json.dumps(said))  # a process for each
 print(len(tinyharness.read_jsonl(two)), "whole lines;", course.ask_strict(chapter.read_jsonl(two)))
-course.picture(two)
-
-# %% id="refused"
+display(course.picture(two))
 with tinyharness.Session(two):
     answer = course.in_child("import tinyharness; tinyharness.Session('two.jsonl').__enter__()")
 print("a second window:", answer.rpartition("two.jsonl ")[2])
+
+# %% id="real"
+course.real_turn("Read parse_date.py, and say in one sentence what it does.")
 
 # %% [markdown] id="recap"
 # ## How others do it
