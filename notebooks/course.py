@@ -98,7 +98,7 @@ def is_ghost() -> bool:
 # ── The crash ─────────────────────────────────────────────────────────────────────────────────────
 
 def kill_kernel():
-    """Kill this process with SIGKILL, which nothing can catch: the same as pulling the plug on it."""
+    """Kill this process with SIGKILL, which nothing can catch; what was written to a file stays."""
     if kernel_shell():
         crash = {"pid": os.getpid(), "time": time.time()}
         (MY / notebook / "crash.json").write_text(json.dumps(crash))
