@@ -165,7 +165,7 @@ def test_the_source_format_is_refused_where_it_is_wrong():
 @pytest.fixture
 def place(course, tmp_path, monkeypatch):
     """A place of its own for what the helper writes, and a kernel that only seems to be one."""
-    message = {"header": {"date": "2020-01-01T00:00:00.5Z"}}
+    message = {"header": {"date": "2020-01-01T00:00:00.500Z"}}
     shell = types.SimpleNamespace(user_ns={}, kernel=types.SimpleNamespace(get_parent=lambda channel: message))
     monkeypatch.setattr(course, "MY", tmp_path)
     monkeypatch.setattr(course, "notebook", "m99_try")
@@ -195,7 +195,7 @@ def test_an_exercise_that_is_no_python_is_saved_all_the_same(course, place):
 def test_a_cell_that_waited_through_the_crash_is_refused(course, place):
     with pytest.raises(RuntimeError, match="sent before the crash"):
         course.reopen("m99_try")
-    place.message["header"]["date"] = "2999-01-01T00:00:00.5Z"
+    place.message["header"]["date"] = "2999-01-01T00:00:00.500Z"
     with pytest.raises(RuntimeError, match="No crash is on record"):
         course.reopen("m99_try")
     course.fresh("m99_try")

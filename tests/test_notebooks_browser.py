@@ -1,8 +1,9 @@
-"""Claim: in a real JupyterLab, Run All stops at the crash, no cell behind it runs, and Run Below goes on.
+"""Claim: in a real JupyterLab, Run All stops at a crash, no cell behind it runs, and Run Below goes on.
 
 The witness is a trace file that the cells write, because what the page shows can be wrong.
 """
 
+import base64
 import json
 import os
 import shutil
@@ -89,15 +90,20 @@ class Browser:
             self.driver.wait()
 
 
-def prepare(name, place):
-    """The notebook in a copy of the project; each code cell first writes its id into trace.txt."""
+def prepare(name, place) -> list:
+    """Put the notebook into a copy of the project, and return its cells; each code cell, but for the
+    exercises, first writes its id into trace.txt."""
     runner.copy_project(place)
     notebook = runner.build(name)
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and not cell.source.startswith("%%"):
-            cell.source = f'_ = open("trace.txt", "a").write("{cell.id}\\n")\n{cell.source}'
+    for cell in traced(notebook.cells):
+        cell.source = f'_ = open("trace.txt", "a").write("{cell.id}\\n")\n{cell.source}'
     (place / "notebooks" / f"{name}.ipynb").write_text(runner.encode(notebook), encoding="utf-8")
-    return [cell for cell in notebook.cells]
+    return notebook.cells
+
+
+def traced(cells) -> list:
+    """The cells that tell that they ran."""
+    return [cell for cell in cells if cell.cell_type == "code" and "%%exercise" not in cell.source]
 
 
 @pytest.fixture
@@ -127,43 +133,57 @@ def lab(tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no chromium and chromedriver: "
                     "apt-get install chromium chromium-driver")
-def test_a_person_runs_the_first_notebook_through_its_crash(lab, tmp_path):
-    project, name = tmp_path / "project", "m00_start"
+@pytest.mark.parametrize("name", runner.names())
+def test_a_person_runs_a_notebook_through_its_crashes(lab, tmp_path, name):
+    project, done = tmp_path / "project", 0
     cells = prepare(name, project)
-    codes = [cell.id for cell in cells if cell.cell_type == "code"]
-    crash = next(cell.id for cell in cells if "crash" in cell.metadata.get("tags", []))
-    until = codes.index(crash) + 1
-    trace = project / "notebooks" / "trace.txt"
+    ids = [cell.id for cell in traced(cells)]
+    crashes = [cell.id for cell in cells if "crash" in cell.metadata.get("tags", [])]
     browser = Browser(tmp_path)
     try:
-        browser.ask("POST", "/url", {"url": lab.format(name)})
-        wait_for(lambda: browser.run("return document.querySelectorAll('.jp-CodeCell').length") == len(codes),
-                 "the cells")
-        wait_for(lambda: browser.run(
-            "return document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status") == "idle",
-            "the kernel")
+        open_notebook(browser, lab.format(name), sum(cell.cell_type == "code" for cell in cells))
         browser.choose("runmenu:run-all")
-        wait_for(lambda: trace.read_text().split() == codes[:until], "the crash cell")
-        said = wait_for(lambda: browser.run(
-            "return document.querySelector('.jp-Dialog')?.textContent"), "the dialog")
-        assert "died" in said or "restart" in said.lower(), said
-        browser.click(".jp-Dialog .jp-mod-accept")
-        time.sleep(3)  # a cell that waited for the dead kernel would run now
-        assert trace.read_text().split() == codes[:until], "cells behind the crash ran by themselves"
-        index = next(index for index, cell in enumerate(cells) if cell.id == codes[until])
-        browser.click(f'.jp-Cell[data-windowed-list-index="{index}"] .jp-InputPrompt')
-        browser.choose("notebook:run-all-below")
-        wait_for(lambda: trace.read_text().split() == codes, "all the other cells")
-        last = len(cells) - 1
-        shown = f"document.querySelector('.jp-Cell[data-windowed-list-index=\"{last}\"]')"
-        wait_for(lambda: browser.run(f"return /\\[\\d+\\]/.test({shown}.textContent)"), "the last cell's number")
-        errors = browser.run("return [...document.querySelectorAll('[data-mime-type*=error]')].map(e => e.textContent)")
-        assert errors == []
-        pictures = browser.run("return [...document.querySelectorAll('.jp-RenderedSVG img')].map(i => i.naturalWidth)")
-        assert pictures and all(width > 500 for width in pictures), pictures
+        for crash in crashes:
+            done = ids.index(crash) + 1
+            wait_for_trace(project, ids[:done])
+            said = wait_for(lambda: browser.run("return document.querySelector('.jp-Dialog')?.textContent"),
+                            "the message that the kernel died")
+            assert "restart" in said.lower(), said
+            browser.click(".jp-Dialog .jp-mod-accept")
+            time.sleep(3)  # a cell that waited for the dead kernel would run now
+            wait_for_trace(project, ids[:done])
+            index = next(index for index, cell in enumerate(cells) if cell.id == ids[done])
+            browser.click(f'.jp-Cell[data-windowed-list-index="{index}"] .jp-InputPrompt')
+            browser.choose("notebook:run-all-below")
+        wait_for_trace(project, ids)
+        last = f"""document.querySelector('.jp-Cell[data-windowed-list-index="{len(cells) - 1}"]').textContent"""
+        wait_for(lambda: browser.run(f"return /\\[\\d+\\]/.test({last})"), "the number of the last cell")
+        errors = "return [...document.querySelectorAll('[data-mime-type*=error]')].map(each => each.textContent)"
+        assert browser.run(errors) == []
+        widths = "return [...document.querySelectorAll('.jp-RenderedSVG img')].map(each => each.naturalWidth)"
+        drawn = sum("course.picture" in cell.source or "course.columns" in cell.source for cell in cells)
+        assert not drawn or any(browser.run(widths)), "no picture is on the page"
     finally:
-        if os.environ.get("SCREENSHOT"):
-            import base64
-
-            Path(os.environ["SCREENSHOT"]).write_bytes(base64.b64decode(browser.ask("GET", "/screenshot")))
+        if os.environ.get("SCREENSHOTS"):
+            picture = Path(os.environ["SCREENSHOTS"]) / f"{name}.png"
+            picture.write_bytes(base64.b64decode(browser.ask("GET", "/screenshot")))
         browser.close()
+
+
+def open_notebook(browser, address, count):
+    """Open a notebook, and wait until its cells are there and its kernel is."""
+    browser.ask("POST", "/url", {"url": address})
+    wait_for(lambda: browser.run("return document.querySelectorAll('.jp-CodeCell').length") == count, "the cells")
+    status = "return document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status"
+    wait_for(lambda: browser.run(status) == "idle", "the kernel")
+
+
+def wait_for_trace(project, wanted):
+    """Wait until exactly these cells have run; what ran besides them, or twice, is an error at once."""
+    trace = project / "notebooks" / "trace.txt"
+
+    def agrees():
+        ran = trace.read_text().split()
+        assert ran == wanted[:len(ran)], f"ran {ran[-3:]} after {wanted[:len(ran)][-3:]}"
+        return ran == wanted
+    wait_for(agrees, f"the cell {wanted[-1]}")
