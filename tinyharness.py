@@ -79,7 +79,8 @@ DAMAGES = 100  # places where one line is damaged, before the rest of it is give
 TORN = ("torn or damaged JSON", "damaged in too many places; the rest of this line is not read")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SURROGATE = re.compile("[\ud800-\udfff]")
-STRICT = json.JSONDecoder(parse_constant=int).decode  # NaN is no JSON: int() refuses it
+STRICT = json.JSONDecoder(  # int() refuses NaN, which is no JSON; round() a number like 1e999
+    parse_constant=int, parse_float=lambda digits: float(digits) + 0 * round(float(digits))).decode
 NO_CALLS = (iter(()), iter(()), collections.deque())  # of an id: to begin, to answer, only guessed
 DECODE = json.JSONDecoder().raw_decode
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
@@ -285,7 +286,8 @@ def encode_record(record) -> bytes:
 
 def open_log(path):
     """Open a log, unbuffered; a new one, and its folder, can be read by its owner only."""
-    pathlib.Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.path.dirname(path) or "."
+    os.path.isdir(folder) or os.makedirs(folder, 0o700, exist_ok=True)
     return open(path, "ab+", 0, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 def write_all(file, data):
@@ -343,8 +345,9 @@ def parse_line(line) -> tuple:
         try:
             value, position = DECODE(text, position)
             position = GAP.match(text, position).end()
-            records += [value] if is_record(value) else []
-            problem = problem or ("" if is_record(value) else "neither a message nor an event")
+            good = is_record(value)
+            records += [value] if good else []
+            problem = problem or ("" if good else "neither a message nor an event")
         except (ValueError, RecursionError) as error:
             problem, place = TORN[damages + 1 == DAMAGES], getattr(error, "pos", position)
             if text[position] == "{":
@@ -369,17 +372,20 @@ def dicts_in(value) -> list:
 
 def text_of(content) -> str:
     """All text in a string or in a list of content blocks; "" in anything else."""
-    parts = content if isinstance(content, list) else [content]
+    if isinstance(content, str):
+        return clean(content)
+    parts = content if isinstance(content, list) else []
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return clean("\n".join(text for text in texts if isinstance(text, str)))
 
 def arguments_text(said) -> str:
     """Arguments as a string that holds a JSON object, whatever the model said."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
+    with contextlib.suppress(ValueError, TypeError, RecursionError, OverflowError):
         value = STRICT(said) if isinstance(said, str) else said
         if isinstance(value, dict):
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             # Letter for letter, unless an escape hides half a character.
+            escaped = not isinstance(said, str) or "\\u" in said
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False) if escaped else said
             return said if isinstance(said, str) and clean(text) == text else clean(text)
     broken = isinstance(said, str) and said.strip() not in ("", "null")
     return json.dumps({"arguments_were_no_json_object": clean(said)} if broken else {})
@@ -582,10 +588,6 @@ class Session:
         for line in lines:
             self.append({"role": "user", "content": line})
         return bool(lines)
-
-    def messages(self) -> list:
-        """The history, ready to send."""
-        return repair(self.records)
 
     def steer(self, text):
         """Add a user message to the running turn, at its next safe place."""
@@ -942,8 +944,7 @@ def run_demo(options) -> int:
     """Kill a real agent in the middle of a tool, after its effect, and resume its session."""
     if not hasattr(os, "fork"):
         raise SessionError("--demo needs a system with fork: Linux, macOS, or WSL on Windows")
-    path = new_session_path(options.sessions)
-    workspace = demo_workspace(path)
+    workspace = demo_workspace(path := new_session_path(options.sessions))
     make_demo(workspace)
     show_text(f"An agent repairs parse_date.py in {workspace}:")
     child = os.fork()
