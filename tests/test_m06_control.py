@@ -298,8 +298,9 @@ def test_interrupt_at_60_random_moments(tmp_path):
 
 
 @pytest.mark.long
-def test_interrupt_at_300_random_moments(tmp_path):
+def test_interrupt_at_300_random_moments(tmp_path, survived):
     interrupt_often(tmp_path, 300)
+    survived(300)
 
 
 # Python hears a signal when a function begins and when a built-in one returns: at each such place.
