@@ -123,8 +123,7 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
     with control_turn(session):
         more = session.add_prompts([prompt])
         while more:
-            messages = repair(session.records, SYSTEM_PROMPT.format(workspace=session.workspace))
-            reply = attempt(model, messages, [describe_tool(tool) for tool in tools.values()])
+            reply = attempt(model, session.messages(), [*map(describe_tool, tools.values())])
             session.append({**reply, "role": "assistant"})
             words, calls = text_of(reply.get("content")), open_calls(session.records[-1:])
             if words.strip() and not getattr(model, "streams", False):
@@ -286,8 +285,7 @@ def encode_record(record) -> bytes:
 
 def open_log(path):
     """Open a log, unbuffered; a new one, and its folder, can be read by its owner only."""
-    folder = os.path.dirname(path) or "."
-    os.path.isdir(folder) or os.makedirs(folder, 0o700, exist_ok=True)
+    os.path.exists(path) or pathlib.Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return open(path, "ab+", 0, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 def write_all(file, data):
@@ -345,9 +343,8 @@ def parse_line(line) -> tuple:
         try:
             value, position = DECODE(text, position)
             position = GAP.match(text, position).end()
-            good = is_record(value)
-            records += [value] if good else []
-            problem = problem or ("" if good else "neither a message nor an event")
+            records += [value] if is_record(value) else []
+            problem = problem or ("" if is_record(value) else "neither a message nor an event")
         except (ValueError, RecursionError) as error:
             problem, place = TORN[damages + 1 == DAMAGES], getattr(error, "pos", position)
             if text[position] == "{":
@@ -374,8 +371,7 @@ def text_of(content) -> str:
     """All text in a string or in a list of content blocks; "" in anything else."""
     if isinstance(content, str):
         return clean(content)
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts = [block.get("text") for block in dicts_in(content)]
     return clean("\n".join(text for text in texts if isinstance(text, str)))
 
 def arguments_text(said) -> str:
@@ -588,6 +584,10 @@ class Session:
         for line in lines:
             self.append({"role": "user", "content": line})
         return bool(lines)
+
+    def messages(self) -> list:
+        """The history, ready to send, behind the system prompt."""
+        return repair(self.records, SYSTEM_PROMPT.format(workspace=self.workspace))
 
     def steer(self, text):
         """Add a user message to the running turn, at its next safe place."""

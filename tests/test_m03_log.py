@@ -635,7 +635,7 @@ REMOVED = [
      check_torn_tail_heals, "swallowed"),
     ("mode of the file", "os.open(name, flags, 0o600)", "os.open(name, flags, 0o644)",
      check_private_files, "others can read"),
-    ("mode of the folder", "os.makedirs(folder, 0o700", "os.makedirs(folder, 0o755",
+    ("mode of the folder", "mkdir(mode=0o700, parents", "mkdir(mode=0o755, parents",
      check_private_files, "others can read"),
     ("no NaN", "text = clean(json.dumps(record, ensure_ascii=False, allow_nan=False))",
      "text = clean(json.dumps(record, ensure_ascii=False))", check_serializes_first, "no JSON"),
@@ -655,7 +655,7 @@ REMOVED = [
      check_nothing_inside_is_a_record, "the inside"),
     ("a limit for damages on a line", " and damages < DAMAGES", "",
      check_reading_is_linear, "times as long"),
-    ("records only", "records += [value] if good else []", "records.append(value)",
+    ("records only", "records += [value] if is_record(value) else []", "records.append(value)",
      check_damaged_lines, "a record is an object"),
 ]
 

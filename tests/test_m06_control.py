@@ -274,7 +274,7 @@ def interrupt_rehearsal(folder, delays):
     said = reference.TASK in [record.get("content") for record in reference.read_jsonl(path)]
     with reference.Session(path, workspace) as session:
         reference.run_turn(session, "continue" if said else reference.TASK, model, show=list)
-        assert reference.repair(session.records)[-1]["content"] == reference.DONE
+        assert session.messages()[-1]["content"] == reference.DONE
     assert path.read_bytes().startswith(old)
     want = reference.BROKEN
     for _, text, fixed in reference.FIXES:
