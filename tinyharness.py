@@ -101,6 +101,10 @@ def paused_collector():
     finally:
         enabled and gc.enable()
 
+def clean(text) -> str:
+    """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
+    return text if text.isascii() else SURROGATE.sub("\ufffd", text)
+
 class SessionError(Exception):
     """A session that cannot be used: the text says which, why, and what to do now."""
 
@@ -246,35 +250,35 @@ def bash(session, command: str, timeout: float = 120) -> str:
     secretless = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
     place = {"cwd": session.workspace, "env": secretless, "start_new_session": True, **pipes}
     output, sizes, limit = bytearray(), [], min(BASH_SECONDS, float(timeout))  # so NaN is 600
-    ending = f"timed out; {UNKNOWN}"
+    born, pool, ending = [], ThreadPoolExecutor(1), f"timed out; {UNKNOWN}"
     def drain():
         while chunk := os.read(process.stdout.fileno(), 65_536):
             sizes.append(len(chunk))
             output.extend(chunk)
             del output[HEAD_BYTES:-TAIL_BYTES]
         process.stdout.close()
+    def bear():
+        born.append(subprocess.Popen(["bash", "-c", command], **place))
     # In threads: Ctrl-C cannot lose a process at its birth, a kept pipe cannot keep the harness.
     reader = threading.Thread(target=drain, daemon=True)
-    birth = ThreadPoolExecutor(1).submit(subprocess.Popen, ["bash", "-c", command], **place)
+    pool.submit(int).result()  # its thread begins here, where Ctrl-C loses nothing
     try:
-        process = birth.result()
+        pool.submit(bear).result()
+        process = born[0]
         reader.start()
         with contextlib.suppress(subprocess.TimeoutExpired):
             ending = f"exit code {process.wait(limit)}"
     finally:
-        process = birth.result()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        pool.shutdown()
+        for process in born:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         reader.is_alive() and reader.join(1)
     return f"{clip(output, sum(sizes)).rstrip()}\n[{ending}]".lstrip("\n")
 
 # ── §3 log ────────────────────────────────────────────────────────────────────────────────────────
 # Append a line and sync it. Read line by line, and let no damaged line cost another one.
-
-def clean(text) -> str:
-    """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
-    return text if text.isascii() else SURROGATE.sub("\ufffd", text)
 
 def encode_record(record) -> bytes:
     """One line of UTF-8 that a person can read; ValueError or TypeError if it is no JSON."""
@@ -684,6 +688,7 @@ FIXES = (  # what the test prints, the text to replace, the new text
     ("not '2026-03-03'", "MONTHS.index(month[:3])", "MONTHS.index(month[:3]) + 1"),
     ("is not in list", "month[:3]", "month[:3].lower()"),
 )
+PLAIN = {"read_file": "def parse_date", "edit_file": "wrote", "bash": "[exit code"}  # a result has
 TASK = "The test of parse_date.py fails. Repair parse_date.py, and run the test until it passes."
 REHEARSING = ": the built-in rehearsal model plays (scripted, offline, not a language model)."
 DONE = "parse_date.py is repaired: months count from 1, and may be in capitals. The test passes."
@@ -692,46 +697,31 @@ own demo workspace (start without a prompt), go on with that ("continue"), and n
 For a real model set OPENAI_API_KEY or OPENAI_BASE_URL."""
 
 def rehearsal_model(messages, tools) -> dict:
-    """Play the one task that needs no language model, from nothing but the messages."""
+    """Play the one task that needs no language model, from nothing but the messages: the last
+    result says what is next. One that is not plain, like a verdict, proves nothing: look again."""
     said = [message["content"] for message in messages if message["role"] == "user"]
-    last = messages[-1]["content"] if messages[-1]["role"] == "tool" else ""
-    looked, tested = recall_work(messages)
-    fix = next((fix for fix in FIXES if fix[0] in tested), None)
-    words, name, arguments = "", "", {"path": "parse_date.py"}
+    calls = [call for message in messages for call in message.get("tool_calls", [])]
+    names = {call["id"]: call["function"]["name"] for call in calls}
+    last = next((each for each in reversed(messages) if each["role"] == "tool"), {})
+    tool, result = names.get(last.get("tool_call_id")), last.get("content", "")
+    plain = tool in PLAIN and PLAIN[tool] in result
+    fix = next((fix for fix in FIXES if fix[0] in result), None)
+    words, name, arguments = "", "read_file", {"path": "parse_date.py"}
     if TASK not in said or not said[-1].lower().startswith((TASK.lower(), "continue", "继续")):
         words = CAN_DO
-    elif last.startswith(("error:", "refused:", "not run:")):
-        words = f"I stop here, because a call failed: {last}"
-    elif not looked:  # whatever was unknown: look first, act later
-        name = "read_file"
-    elif not tested:
+    elif messages[-1] is last and result.startswith(("error:", "refused:", "not run:")):
+        words = f"I stop here, because a call failed: {result}"
+    elif plain and tool != "bash":
         name, arguments = "bash", {"command": "python3 -B test_parse_date.py"}
-    elif fix:
+    elif plain and fix:
         name, arguments = "edit_file", {**arguments, "old": fix[1], "new": fix[2]}
-    else:
-        words = DONE if "[exit code 0]" in tested else f"My script has no step for this:\n{tested}"
+    elif plain:
+        words = DONE if "[exit code 0]" in result else f"My script has no step for this:\n{result}"
     if words:
         return {"role": "assistant", "content": words}
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"rehearsal{len(messages)}", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
-
-def recall_work(messages) -> tuple:
-    """What is known for sure: was the file read, what did the test say since the last edit?
-    Anything but a plain result, such as an unknown outcome, proves nothing: look again."""
-    looked, tested, names = False, "", {}
-    for message in messages:
-        for call in message.get("tool_calls", []):
-            names[call["id"]] = call["function"]["name"]
-        name, text = names.get(message.get("tool_call_id")), message["content"]
-        if name == "read_file":
-            looked = "def parse_date" in text
-        elif name == "bash":
-            tested = text if "[exit code" in text else ""
-            looked = looked and bool(tested)
-        elif name == "edit_file":
-            looked, tested = looked and text.startswith("wrote"), ""
-    return looked, tested
 
 def openai_model(name, show=print):
     """A model behind the Chat Completions protocol, through the openai package, streamed."""
