@@ -128,7 +128,7 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
         more = session.add_prompts([prompt])
         while more:
             reply = attempt(model, session.messages(), [*map(describe_tool, tools.values())])
-            session.append({**reply, "role": "assistant"})
+            session.append({**reply, "role": "assistant", "tracked": True})
             words, calls = text_of(reply.get("content")), open_calls(session.records[-1:])
             if words.strip() and not getattr(model, "streams", False):
                 show(words)
@@ -402,18 +402,17 @@ def read_message(record) -> tuple:
             results.append((block.get("tool_use_id"), text_of(block.get("content"))))
     return text_of(content), calls if role == "assistant" else [], results
 
-def new_call(said, function, sent_ids, clock, record, ours):
+def new_call(said, function, sent_ids, counter, record, tracked):
     """A call: what was asked, how it is sent; later whether it began, and its result."""
     function = function if isinstance(function, dict) else {}
     call = types.SimpleNamespace(id=text_of(said), name=text_of(function.get("name")))
     call.started, call.result, call.synthetic, call.arrived = {}, "", False, float("inf")
-    call.cut_off = record.get("finish_reason") == "length"
-    # Only a record of our own promises that the log would say so if the call had begun.
-    call.ours = ours and "ts" in record
+    # Tracked: who wrote this batch of calls would have logged it if this one had begun.
+    call.cut_off, call.tracked = record.get("finish_reason") == "length", tracked
     # Its own id, or one of nine letters and digits, which every provider takes.
     sent_id = call.id
     while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
-        sent_id = f"c{next(clock):08d}"
+        sent_id = f"c{next(counter):08d}"
     sent_ids.add(sent_id)
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unknown"
     call.arguments = arguments_text(function.get("arguments"))
@@ -423,14 +422,14 @@ def new_call(said, function, sent_ids, clock, record, ours):
 
 def group_calls(records) -> list:
     """The fold: (role, text, calls) of each message, each call with what became of it."""
-    groups, by_id, sent_ids, ours, clock = [], {}, set(), False, itertools.count()
+    groups, by_id, sent_ids, counter = [], {}, set(), itertools.count()
     for record in filter(is_record, records):
         if record.get("role") not in ROLES:
-            ours = ours or "format" in record
             begin, _, _ = by_id.get(text_of(record.get("tool_call_id")), NO_CALLS)
             begin = (call for call in begin if not call.started and not call.result)
             if record["event"] == "started" and (call := next(begin, None)):
                 call.started = record
+                call.tracked.append(record)  # who logs one beginning of a batch logs them all
             continue
         text, said, results = read_message(record)
         for said_id, result in results:
@@ -441,11 +440,12 @@ def group_calls(records) -> list:
                 call = settled.popleft()  # a real result beats a synthetic one
             if call:
                 call.result, call.synthetic = result if result.strip() else "(no output)", synthetic
-                call.arrived = min(call.arrived, next(clock))
+                call.arrived = min(call.arrived, next(counter))
                 # What has no sure result, but a verdict or one without an id, can still get one.
                 by_id[call.id][2].extend([call] if synthetic or key != call.id else [])
             groups += [] if key in by_id else [("orphan", result, ())]
-        calls = [new_call(*each, sent_ids, clock, record, ours) for each in said]
+        tracked = [record] if record.get("tracked") is True else []
+        calls = [new_call(*each, sent_ids, counter, record, tracked) for each in said]
         # From here on an id means these calls; no id means those without one, or all in order.
         same_id = {}
         for call in calls:
@@ -501,7 +501,7 @@ def make_intent(call, tool, path=None, data=b"") -> dict:
 def judge_call(call, probe=None) -> str:
     """The verdict on a call without a result: from the log alone, or with a look at the file."""
     if not call.started:
-        return NOT_STARTED if call.ours else UNKNOWN
+        return NOT_STARTED if call.tracked else UNKNOWN
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError):  # no plan, or no look
         seen = {call.started["before"]: NOT_APPLIED, call.started["after"]: APPLIED}
         return seen.get(probe(call.started["path"]), DIFFERS) if probe else UNKNOWN
@@ -657,7 +657,8 @@ def find_session(options) -> str:
 def describe_state(records) -> str:
     """Where a session stands: done, interrupted in a tool, or waiting for an answer."""
     for call in open_calls(records):
-        return f"interrupted {'in' if call.started or not call.ours else 'before'} tool {call.name}"
+        begun = call.started or not call.tracked
+        return f"interrupted {'in' if begun else 'before'} tool {call.name}"
     said = [group for group in group_calls(records) if group[0] in ("user", "assistant")]
     ended = text_of(records[-1].get("state")) if records else ""
     if not said:
