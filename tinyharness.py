@@ -79,7 +79,8 @@ DAMAGES = 100  # places where one line is damaged, before the rest of it is give
 TORN = ("torn or damaged JSON", "damaged in too many places; the rest of this line is not read")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SURROGATE = re.compile("[\ud800-\udfff]")
-STRICT = json.JSONDecoder(parse_constant=int).decode  # NaN is no JSON: int() refuses it
+STRICT = json.JSONDecoder(  # int() refuses NaN, which is no JSON; round() a number like 1e999
+    parse_constant=int, parse_float=lambda digits: float(digits) + 0 * round(float(digits))).decode
 NO_CALLS = (iter(()), iter(()), collections.deque())  # of an id: to begin, to answer, only guessed
 DECODE = json.JSONDecoder().raw_decode
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
@@ -99,6 +100,14 @@ def paused_collector():
         yield
     finally:
         enabled and gc.enable()
+
+def clean(text) -> str:
+    """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
+    try:
+        text.encode()  # many times as fast as a look at each letter
+        return text
+    except UnicodeEncodeError:
+        return SURROGATE.sub("\ufffd", text)
 
 class SessionError(Exception):
     """A session that cannot be used: the text says which, why, and what to do now."""
@@ -122,9 +131,8 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
     with control_turn(session):
         more = session.add_prompts([prompt])
         while more:
-            messages = repair(session.records, SYSTEM_PROMPT.format(workspace=session.workspace))
-            reply = attempt(model, messages, [describe_tool(tool) for tool in tools.values()])
-            session.append({**reply, "role": "assistant"})
+            reply = attempt(model, session.messages(), [*map(describe_tool, tools.values())])
+            session.append({**reply, "role": "assistant", "tracked": True})
             words, calls = text_of(reply.get("content")), open_calls(session.records[-1:])
             if words.strip() and not getattr(model, "streams", False):
                 show(words)
@@ -246,35 +254,35 @@ def bash(session, command: str, timeout: float = 120) -> str:
     secretless = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
     place = {"cwd": session.workspace, "env": secretless, "start_new_session": True, **pipes}
     output, sizes, limit = bytearray(), [], min(BASH_SECONDS, float(timeout))  # so NaN is 600
-    ending = f"timed out; {UNKNOWN}"
+    born, pool, ending = [], ThreadPoolExecutor(1), f"timed out; {UNKNOWN}"
     def drain():
         while chunk := os.read(process.stdout.fileno(), 65_536):
             sizes.append(len(chunk))
             output.extend(chunk)
             del output[HEAD_BYTES:-TAIL_BYTES]
         process.stdout.close()
+    def bear():
+        born.append(subprocess.Popen(["bash", "-c", command], **place))
     # In threads: Ctrl-C cannot lose a process at its birth, a kept pipe cannot keep the harness.
     reader = threading.Thread(target=drain, daemon=True)
-    birth = ThreadPoolExecutor(1).submit(subprocess.Popen, ["bash", "-c", command], **place)
+    pool.submit(int).result()  # its thread begins here, where Ctrl-C loses nothing
     try:
-        process = birth.result()
+        pool.submit(bear).result()
+        process = born[0]
         reader.start()
         with contextlib.suppress(subprocess.TimeoutExpired):
             ending = f"exit code {process.wait(limit)}"
     finally:
-        process = birth.result()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        pool.shutdown()
+        for process in born:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         reader.is_alive() and reader.join(1)
     return f"{clip(output, sum(sizes)).rstrip()}\n[{ending}]".lstrip("\n")
 
 # ── §3 log ────────────────────────────────────────────────────────────────────────────────────────
 # Append a line and sync it. Read line by line, and let no damaged line cost another one.
-
-def clean(text) -> str:
-    """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
-    return text if text.isascii() else SURROGATE.sub("\ufffd", text)
 
 def encode_record(record) -> bytes:
     """One line of UTF-8 that a person can read; ValueError or TypeError if it is no JSON."""
@@ -285,7 +293,7 @@ def encode_record(record) -> bytes:
 
 def open_log(path):
     """Open a log, unbuffered; a new one, and its folder, can be read by its owner only."""
-    pathlib.Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.path.exists(path) or pathlib.Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return open(path, "ab+", 0, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 def write_all(file, data):
@@ -369,17 +377,19 @@ def dicts_in(value) -> list:
 
 def text_of(content) -> str:
     """All text in a string or in a list of content blocks; "" in anything else."""
-    parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if isinstance(content, str):
+        return clean(content)
+    texts = [block.get("text") for block in dicts_in(content)]
     return clean("\n".join(text for text in texts if isinstance(text, str)))
 
 def arguments_text(said) -> str:
     """Arguments as a string that holds a JSON object, whatever the model said."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
+    with contextlib.suppress(ValueError, TypeError, RecursionError, OverflowError):
         value = STRICT(said) if isinstance(said, str) else said
         if isinstance(value, dict):
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             # Letter for letter, unless an escape hides half a character.
+            escaped = not isinstance(said, str) or "\\u" in said
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False) if escaped else said
             return said if isinstance(said, str) and clean(text) == text else clean(text)
     broken = isinstance(said, str) and said.strip() not in ("", "null")
     return json.dumps({"arguments_were_no_json_object": clean(said)} if broken else {})
@@ -396,18 +406,17 @@ def read_message(record) -> tuple:
             results.append((block.get("tool_use_id"), text_of(block.get("content"))))
     return text_of(content), calls if role == "assistant" else [], results
 
-def new_call(said, function, sent_ids, clock, record, ours):
+def new_call(said, function, sent_ids, counter, record, tracked):
     """A call: what was asked, how it is sent; later whether it began, and its result."""
     function = function if isinstance(function, dict) else {}
     call = types.SimpleNamespace(id=text_of(said), name=text_of(function.get("name")))
     call.started, call.result, call.synthetic, call.arrived = {}, "", False, float("inf")
-    call.cut_off = record.get("finish_reason") == "length"
-    # Only a record of our own promises that the log would say so if the call had begun.
-    call.ours = ours and "ts" in record
+    # Tracked: who wrote this batch of calls would have logged it if this one had begun.
+    call.cut_off, call.tracked = record.get("finish_reason") == "length", tracked
     # Its own id, or one of nine letters and digits, which every provider takes.
     sent_id = call.id
     while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
-        sent_id = f"c{next(clock):08d}"
+        sent_id = f"c{next(counter):08d}"
     sent_ids.add(sent_id)
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unknown"
     call.arguments = arguments_text(function.get("arguments"))
@@ -417,14 +426,14 @@ def new_call(said, function, sent_ids, clock, record, ours):
 
 def group_calls(records) -> list:
     """The fold: (role, text, calls) of each message, each call with what became of it."""
-    groups, by_id, sent_ids, ours, clock = [], {}, set(), False, itertools.count()
+    groups, by_id, sent_ids, counter = [], {}, set(), itertools.count()
     for record in filter(is_record, records):
         if record.get("role") not in ROLES:
-            ours = ours or "format" in record
             begin, _, _ = by_id.get(text_of(record.get("tool_call_id")), NO_CALLS)
             begin = (call for call in begin if not call.started and not call.result)
             if record["event"] == "started" and (call := next(begin, None)):
                 call.started = record
+                call.tracked.append(record)  # who logs one beginning of a batch logs them all
             continue
         text, said, results = read_message(record)
         for said_id, result in results:
@@ -435,11 +444,12 @@ def group_calls(records) -> list:
                 call = settled.popleft()  # a real result beats a synthetic one
             if call:
                 call.result, call.synthetic = result if result.strip() else "(no output)", synthetic
-                call.arrived = min(call.arrived, next(clock))
+                call.arrived = min(call.arrived, next(counter))
                 # What has no sure result, but a verdict or one without an id, can still get one.
                 by_id[call.id][2].extend([call] if synthetic or key != call.id else [])
             groups += [] if key in by_id else [("orphan", result, ())]
-        calls = [new_call(*each, sent_ids, clock, record, ours) for each in said]
+        tracked = [record] if record.get("tracked") is True else []
+        calls = [new_call(*each, sent_ids, counter, record, tracked) for each in said]
         # From here on an id means these calls; no id means those without one, or all in order.
         same_id = {}
         for call in calls:
@@ -495,7 +505,7 @@ def make_intent(call, tool, path=None, data=b"") -> dict:
 def judge_call(call, probe=None) -> str:
     """The verdict on a call without a result: from the log alone, or with a look at the file."""
     if not call.started:
-        return NOT_STARTED if call.ours else UNKNOWN
+        return NOT_STARTED if call.tracked else UNKNOWN
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError):  # no plan, or no look
         seen = {call.started["before"]: NOT_APPLIED, call.started["after"]: APPLIED}
         return seen.get(probe(call.started["path"]), DIFFERS) if probe else UNKNOWN
@@ -584,8 +594,8 @@ class Session:
         return bool(lines)
 
     def messages(self) -> list:
-        """The history, ready to send."""
-        return repair(self.records)
+        """The history, ready to send, behind the system prompt."""
+        return repair(self.records, SYSTEM_PROMPT.format(workspace=self.workspace))
 
     def steer(self, text):
         """Add a user message to the running turn, at its next safe place."""
@@ -651,7 +661,8 @@ def find_session(options) -> str:
 def describe_state(records) -> str:
     """Where a session stands: done, interrupted in a tool, or waiting for an answer."""
     for call in open_calls(records):
-        return f"interrupted {'in' if call.started or not call.ours else 'before'} tool {call.name}"
+        begun = call.started or not call.tracked
+        return f"interrupted {'in' if begun else 'before'} tool {call.name}"
     said = [group for group in group_calls(records) if group[0] in ("user", "assistant")]
     ended = text_of(records[-1].get("state")) if records else ""
     if not said:
@@ -682,6 +693,7 @@ FIXES = (  # what the test prints, the text to replace, the new text
     ("not '2026-03-03'", "MONTHS.index(month[:3])", "MONTHS.index(month[:3]) + 1"),
     ("is not in list", "month[:3]", "month[:3].lower()"),
 )
+PLAIN = {"read_file": "def parse_date", "edit_file": "wrote", "bash": "[exit code"}  # a result has
 TASK = "The test of parse_date.py fails. Repair parse_date.py, and run the test until it passes."
 REHEARSING = ": the built-in rehearsal model plays (scripted, offline, not a language model)."
 DONE = "parse_date.py is repaired: months count from 1, and may be in capitals. The test passes."
@@ -690,46 +702,31 @@ own demo workspace (start without a prompt), go on with that ("continue"), and n
 For a real model set OPENAI_API_KEY or OPENAI_BASE_URL."""
 
 def rehearsal_model(messages, tools) -> dict:
-    """Play the one task that needs no language model, from nothing but the messages."""
+    """Play the one task that needs no language model, from nothing but the messages: the last
+    result says what is next. One that is not plain, like a verdict, proves nothing: look again."""
     said = [message["content"] for message in messages if message["role"] == "user"]
-    last = messages[-1]["content"] if messages[-1]["role"] == "tool" else ""
-    looked, tested = recall_work(messages)
-    fix = next((fix for fix in FIXES if fix[0] in tested), None)
-    words, name, arguments = "", "", {"path": "parse_date.py"}
+    calls = [call for message in messages for call in message.get("tool_calls", [])]
+    names = {call["id"]: call["function"]["name"] for call in calls}
+    last = next((each for each in reversed(messages) if each["role"] == "tool"), {})
+    tool, result = names.get(last.get("tool_call_id")), last.get("content", "")
+    plain = tool in PLAIN and PLAIN[tool] in result
+    fix = next((fix for fix in FIXES if fix[0] in result), None)
+    words, name, arguments = "", "read_file", {"path": "parse_date.py"}
     if TASK not in said or not said[-1].lower().startswith((TASK.lower(), "continue", "继续")):
         words = CAN_DO
-    elif last.startswith(("error:", "refused:", "not run:")):
-        words = f"I stop here, because a call failed: {last}"
-    elif not looked:  # whatever was unknown: look first, act later
-        name = "read_file"
-    elif not tested:
+    elif messages[-1] is last and result.startswith(("error:", "refused:", "not run:")):
+        words = f"I stop here, because a call failed: {result}"
+    elif plain and tool != "bash":
         name, arguments = "bash", {"command": "python3 -B test_parse_date.py"}
-    elif fix:
+    elif plain and fix:
         name, arguments = "edit_file", {**arguments, "old": fix[1], "new": fix[2]}
-    else:
-        words = DONE if "[exit code 0]" in tested else f"My script has no step for this:\n{tested}"
+    elif plain:
+        words = DONE if "[exit code 0]" in result else f"My script has no step for this:\n{result}"
     if words:
         return {"role": "assistant", "content": words}
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"rehearsal{len(messages)}", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
-
-def recall_work(messages) -> tuple:
-    """What is known for sure: was the file read, what did the test say since the last edit?
-    Anything but a plain result, such as an unknown outcome, proves nothing: look again."""
-    looked, tested, names = False, "", {}
-    for message in messages:
-        for call in message.get("tool_calls", []):
-            names[call["id"]] = call["function"]["name"]
-        name, text = names.get(message.get("tool_call_id")), message["content"]
-        if name == "read_file":
-            looked = "def parse_date" in text
-        elif name == "bash":
-            tested = text if "[exit code" in text else ""
-            looked = looked and bool(tested)
-        elif name == "edit_file":
-            looked, tested = looked and text.startswith("wrote"), ""
-    return looked, tested
 
 def openai_model(name, show=print):
     """A model behind the Chat Completions protocol, through the openai package, streamed."""
@@ -942,8 +939,7 @@ def run_demo(options) -> int:
     """Kill a real agent in the middle of a tool, after its effect, and resume its session."""
     if not hasattr(os, "fork"):
         raise SessionError("--demo needs a system with fork: Linux, macOS, or WSL on Windows")
-    path = new_session_path(options.sessions)
-    workspace = demo_workspace(path)
+    workspace = demo_workspace(path := new_session_path(options.sessions))
     make_demo(workspace)
     show_text(f"An agent repairs parse_date.py in {workspace}:")
     child = os.fork()

@@ -1,10 +1,12 @@
-"""Whom the checks grade: the reference, or with `--impl FILE` a learner's own file."""
+"""Whom the checks grade: the reference, or with `--impl FILE` a learner's own file.
+And what the long sweeps survived: it is held against the table in the README."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
+from reliability import check_row, write_row
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -13,6 +15,8 @@ sys.path.insert(0, str(ROOT))
 def pytest_addoption(parser):
     parser.addoption("--impl", metavar="FILE", help="grade this file instead of tinyharness.py")
     parser.addoption("--long", action="store_true", help="run the long sweeps too")
+    parser.addoption("--write-table", action="store_true",
+                     help="write what the sweeps survive into the table of README.md")
 
 
 def pytest_configure(config):
@@ -46,3 +50,20 @@ def impl(pytestconfig):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def survived(request, pytestconfig, capsys):
+    """Say how many trials a sweep made, and how many sessions it lost; README's row must say it too."""
+    readme, name = ROOT / "README.md", request.node.originalname
+
+    def report(tried, lost=0):
+        with capsys.disabled():
+            print(f"\n{name}: {tried} tried, {lost} lost")
+        text = readme.read_text(encoding="utf-8")
+        if pytestconfig.getoption("--write-table"):
+            readme.write_text(write_row(text, name, tried, lost), encoding="utf-8")
+        elif not pytestconfig.getoption("--impl"):
+            check_row(text, name, tried, lost)
+
+    return report

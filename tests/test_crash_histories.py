@@ -11,7 +11,7 @@ import pytest
 from crash_tools import SCRIPT, load_module, write_copy
 from strict_server import judge
 
-HISTORIES, MORE_HISTORIES = 2_000, 18_000
+HISTORIES, MORE_HISTORIES = 2_000, 20_000
 MARK = re.compile(r"〔\d+〕")
 DEEP = 100_000
 ODD_IDS = ("", " ", None, 7, [], {}, "c1", "c1", "调用 🛠", "x" * 65, "call00001", "a\ud83d")
@@ -230,10 +230,11 @@ def test_any_history_becomes_a_valid_one(impl, tmp_path):
 
 
 @pytest.mark.long
-def test_any_of_many_new_histories_becomes_a_valid_one(impl, tmp_path):
+def test_any_of_many_new_histories_becomes_a_valid_one(impl, tmp_path, survived):
     start = random.SystemRandom().randrange(HISTORIES, 10**9)
     print(f"seeds from {start} on")
     check_histories(impl, tmp_path, range(start, start + MORE_HISTORIES))
+    survived(MORE_HISTORIES)
 
 
 def test_the_generator_makes_what_the_checks_look_for():

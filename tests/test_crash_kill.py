@@ -133,16 +133,20 @@ def check_cuts(impl, folder, step=1):
             f"{what}: the new record stands on the torn line, not on one of its own")
         assert impl.read_jsonl(path) == [*RECORDS[:whole], NEW], f"{what}: a record was lost"
         check_history(impl, path, marks_of([*RECORDS[:whole], NEW]), f"{what}, then appended")
+    return len(range(0, len(DATA) + 1, step))
 
 
 def check_damage(impl, folder, step=1):
-    """Overwrite each byte: only that record and its pair may change, and the line is named."""
-    path = folder / "damaged.jsonl"
+    """Overwrite each byte: only that record and its pair may change, and the line is named.
+    Return how many damaged files that were."""
+    path, tried = folder / "damaged.jsonl", 0
     for place in range(0, len(DATA), step):
         for byte in (b"\0", b"\xff", b"\n"):
             if DATA[place:place + 1] != byte:
                 path.write_bytes(DATA[:place] + byte + DATA[place + 1:])
                 check_one_damage(impl, path, place, byte)
+                tried += 1
+    return tried
 
 
 def check_one_damage(impl, path, place, byte):
@@ -165,9 +169,9 @@ def check_one_damage(impl, path, place, byte):
     check_history(impl, path, marks_of(others), what)
 
 
-def test_cut_at_any_byte_a_session_loads_and_goes_on(impl):
+def test_cut_at_any_byte_a_session_loads_and_goes_on(impl, survived):
     with fast_folder() as folder:
-        check_cuts(impl, folder)
+        survived(check_cuts(impl, folder))
 
 
 def test_damaged_at_every_seventh_byte_a_session_loses_one_record_at_most(impl):
@@ -176,9 +180,9 @@ def test_damaged_at_every_seventh_byte_a_session_loses_one_record_at_most(impl):
 
 
 @pytest.mark.long
-def test_damaged_at_any_byte_a_session_loses_one_record_at_most(impl):
+def test_damaged_at_any_byte_a_session_loses_one_record_at_most(impl, survived):
     with fast_folder() as folder:
-        check_damage(impl, folder)
+        survived(check_damage(impl, folder))
 
 
 def check_inside(impl, folder):
@@ -357,11 +361,12 @@ def format_table(points, outcomes):
 
 
 def check_sweep(points, outcomes, capsys):
-    """Print the table, and fail with what went wrong."""
+    """Print the table, and fail with what went wrong; return how many kills that were."""
     with capsys.disabled():
         print(f"\n{format_table(points, outcomes)}")
     wrong = [outcome for outcome in outcomes if outcome not in ("resumed", "afresh")]
     assert not wrong, "\n".join(wrong)
+    return len(outcomes)
 
 
 def is_first_rename(call):
@@ -378,15 +383,17 @@ def test_killed_at_a_sample_of_system_calls_the_session_goes_on(capsys):
 
 @needs_strace
 @pytest.mark.long
-def test_killed_at_every_system_call_the_session_goes_on(capsys):
+def test_killed_at_every_system_call_the_session_goes_on(capsys, survived):
     with fast_folder() as folder:
         points = list_points(folder, REFERENCE)
-        check_sweep(points, sweep_kills(folder, REFERENCE, [(point,) for point in points]), capsys)
+        outcomes = sweep_kills(folder, REFERENCE, [(point,) for point in points])
+        survived(check_sweep(points, outcomes, capsys))
 
 
 @needs_strace
 @pytest.mark.long
-def test_killed_again_at_every_system_call_that_settles_an_edit_the_session_goes_on(capsys):
+def test_killed_again_at_every_system_call_that_settles_an_edit_the_session_goes_on(
+        capsys, survived):
     with fast_folder() as folder:
         first = list_points(folder, REFERENCE, is_first_rename)[0]
         place = Place(folder / "again", REFERENCE)
@@ -397,7 +404,7 @@ def test_killed_again_at_every_system_call_that_settles_an_edit_the_session_goes
         points = points[:next(n for n, (name, _) in enumerate(points) if name in SPAWNS) + 1]
         points = [point for point in points if point[0] != "openat"]  # which changes nothing here
         outcomes = sweep_kills(folder, REFERENCE, [(first, point) for point in points])
-        check_sweep(points, outcomes, capsys)
+        survived(check_sweep(points, outcomes, capsys))
 
 
 BROKEN = {  # what is wrong: (words of the failure, behind which call to kill, changes)
@@ -466,10 +473,12 @@ def check_random_kills(runs, capsys):
             ended = list(pool.map(
                 lambda seed: kill_at_random(server, folder / str(seed), seed, seconds), seeds))
     wrong = [text for text in ended if isinstance(text, str)]
+    kills = sum(kills for kills in ended if kills not in wrong)
     with capsys.disabled():
         print(f"\nseeds {seeds[0]} to {seeds[-1]}: {runs} runs, {len(wrong)} lost, "
-              f"{sum(kills for kills in ended if kills not in wrong)} kills at random times")
+              f"{kills} kills at random times")
     assert not wrong, "\n".join(wrong)
+    return runs
 
 
 def test_killed_at_10_random_times_the_session_goes_on(capsys):
@@ -477,5 +486,5 @@ def test_killed_at_10_random_times_the_session_goes_on(capsys):
 
 
 @pytest.mark.long
-def test_killed_at_200_random_times_the_session_goes_on(capsys):
-    check_random_kills(200, capsys)
+def test_killed_at_200_random_times_the_session_goes_on(capsys, survived):
+    survived(check_random_kills(200, capsys))

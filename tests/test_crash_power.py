@@ -213,12 +213,13 @@ def find_kill(folder, module, after, name):
 
 
 @needs_strace
-def test_after_a_power_loss_behind_any_call_all_that_was_seen_is_there(capsys):
+def test_after_a_power_loss_behind_any_call_all_that_was_seen_is_there(capsys, survived):
     with fast_folder() as folder:
         points, states = lose_power(REFERENCE, folder)
     with capsys.disabled():
         print(f"\npower lost behind each of {points} calls, {states} states of disk and screen")
-    assert points > 100 and states > 60, "too little was tried"
+    assert states > 60, "too little was tried"
+    survived(points)
 
 
 KILLS = {  # where the first run is killed, and what the second one must not build on

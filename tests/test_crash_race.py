@@ -149,8 +149,9 @@ def check_log(place, before, owner, prompt):
     assert said == [prompt], "a prompt of a process that was refused is in the file"
 
 
-def test_of_20_processes_one_owns_the_session(folder):
+def test_of_20_processes_one_owns_the_session(folder, survived):
     check_race(folder, 20)
+    survived(20)
 
 
 def test_without_the_lock_the_race_is_red(folder):

@@ -510,8 +510,8 @@ TAKEN_OUT = {  # a protection of the script: (the check that sees it, words, old
                               'self.records.append({"role": "user", "content": line})'),
     "the reply in the log": (
         check_reply_is_stored_before_tools, "an effect that nothing in the log explains",
-        'session.append({**reply, "role": "assistant"})',
-        'session.records.append({**reply, "role": "assistant"})'),
+        'session.append({**reply, "role": "assistant", "tracked": True})',
+        'session.records.append({**reply, "role": "assistant", "tracked": True})'),
     "each result in the log": (
         check_results_are_stored_one_by_one, "lost together",
         'session.append({"role": "tool", "tool_call_id": call.id, "content": result})\n ',

@@ -24,12 +24,12 @@ UNKNOWN, FORBIDDEN = "outcome unknown", ("not executed", "cancelled", "canceled"
 
 # ── the learner's two functions: a verdict, and a probe ───────────────────────────────────────────
 
-def make_call(started=None, ours=True, name="write_file"):
+def make_call(started=None, tracked=True, name="write_file"):
     """An open call, as the fold finds it in a log."""
     arguments = json.dumps({"path": NAME, "content": NEW})
     function = {"name": name, "arguments": arguments}
     asked = {"role": "assistant", "tool_calls": [{"id": "c1", "function": function}]}
-    records = [{"event": "session", "format": 1}, {**asked, "ts": 1}] if ours else [asked]
+    records = [{**asked, "tracked": tracked}]
     begun = {"event": "started", "tool_call_id": "c1", "tool": name, "read_only": False}
     records += [] if started is None else [{**begun, **started}]
     return reference.open_calls(records)[0]
@@ -56,7 +56,7 @@ VERDICTS = (  # what the started record adds, what the file held before, holds n
 
 def check_verdicts(judge_call, folder):
     """`judge_call(call, probe)` claims what the log and the file prove, and nothing else."""
-    assert judge_call(make_call(ours=False), reference.hash_file).startswith(UNKNOWN), (
+    assert judge_call(make_call(tracked=False), reference.hash_file).startswith(UNKNOWN), (
         "a log of a program that writes no `started` proves nothing by its absence")
     for number, (added, before, now, want, why) in enumerate(VERDICTS):
         path, started = folder / f"{number}-{NAME}", added
@@ -137,10 +137,10 @@ def doubt_nothing(call, probe=None):
 WRONG_VERDICTS = {  # name: (a wrong version, the misconception that the message names)
     "the chapter: always unknown": (lambda call, probe=None: chapter.LOST, "by its absence"),
     "not executed, for everything": (
-        lambda call, probe=None: "not executed" if call.started or call.ours else UNKNOWN,
+        lambda call, probe=None: "not executed" if call.started or call.tracked else UNKNOWN,
         "claims more than a log can know"),
     "not started, for everything": (
-        lambda call, probe=None: "not started" if call.started or call.ours else UNKNOWN,
+        lambda call, probe=None: "not started" if call.started or call.tracked else UNKNOWN,
         "only says that it began"),
     "no started in any log": (
         lambda call, probe=None: reference.judge_call(call, probe) if begun(call)
@@ -443,7 +443,11 @@ FOREIGN = {  # what another program wrote: (into our file?, records)
     "a log of its own, with times": (
         False, [{"role": "user", "content": "付", "ts": 1}, said(ts=2)]),
     "the chapter's blocks": (False, [{"role": "user", "content": "付款"}, BLOCKS]),
+    "a log of its own, opened as we do": (
+        False, [{"event": "session", "format": 1, "ts": 1}, said(ts=2), {"event": "started", "ts": 3}]),
+    "a mark that is none": (False, [said(tracked="yes")]),
     "on in our file": (True, [{"role": "user", "content": "付款"}, said()]),
+    "on in our file, with times": (True, [{"role": "user", "content": "付", "ts": 1}, said(ts=2)]),
     "on in our file, in blocks": (True, [BLOCKS]),
 }
 
@@ -595,7 +599,7 @@ REMOVALS = {  # protection: (its text in the script, what stands there instead, 
                              check_write_is_judged, "not the verdict"),
     "where the call ran": ('"path": str(path)', '"path": path.name',
                            check_write_is_judged, "is not 'applied'"),
-    "whose log it is": ("NOT_STARTED if call.ours else UNKNOWN", "NOT_STARTED",
+    "whose log it is": ("NOT_STARTED if call.tracked else UNKNOWN", "NOT_STARTED",
                         check_foreign_log, "is not 'outcome unknown'"),
     "the verdict on disk": ("        settle_calls(session)\n", "",
                             check_write_is_judged, "the first new message"),

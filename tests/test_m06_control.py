@@ -298,8 +298,9 @@ def test_interrupt_at_60_random_moments(tmp_path):
 
 
 @pytest.mark.long
-def test_interrupt_at_300_random_moments(tmp_path):
+def test_interrupt_at_300_random_moments(tmp_path, survived):
     interrupt_often(tmp_path, 300)
+    survived(300)
 
 
 # Python hears a signal when a function begins and when a built-in one returns: at each such place.
@@ -466,6 +467,34 @@ def check_interrupt(module, folder, patience=1):
     check_aborted(records)
     assert results_of(records).get("睡", "").startswith(WHILE_IT_RAN), "no verdict on disk"
     assert "not started" in results_of(records)["后"]
+
+
+def import_script(path):
+    """A script as a module of its own, which a check may change."""
+    module = types.ModuleType("script")
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+    return module
+
+
+def check_interrupt_at_birth(module, folder):
+    """Ctrl-C lands when the command is on its way, before anybody knows its process."""
+    class InterruptedPool(module.ThreadPoolExecutor):
+        def submit(self, function, *arguments, **named):
+            future = super().submit(function, *arguments, **named)
+            future.result()
+            if function is not int:
+                raise KeyboardInterrupt
+            return future
+
+    module.ThreadPoolExecutor = InterruptedPool
+    before = list_children()
+    with pytest.raises(KeyboardInterrupt):
+        module.bash(types.SimpleNamespace(workspace=str(folder)), "sleep 3")
+    assert list_children() == before, "the command outlived the interrupt that came at its birth"
+
+
+def test_interrupt_at_the_birth_of_a_process(tmp_path):
+    check_interrupt_at_birth(import_script(SCRIPT), tmp_path)
 
 
 @pytest.mark.parametrize("check", [check_steering, check_second_turn, check_abort, check_interrupt])
@@ -678,6 +707,8 @@ REMOVALS = {  # protection: (its text in the script, what stands there instead, 
                                  check_steering, "between a call and its result"),
     "the file is right": ("session.records = read_jsonl(session.path)", "pass",
                           check_interrupt_in_a_write, "has its result"),
+    "born into a list": ("for process in born:", "for process in ():",
+                         check_interrupt_at_birth, "outlived the interrupt"),
     "typed ahead": ("session.inbox += typed_lines()", "pass",
                     check_typed_lines, "was its answer"),
     "SIGTERM is heard": ("signal.signal(number, end_by_signal)", "pass",
@@ -696,8 +727,6 @@ def test_check_sees_that_a_protection_is_gone(protection, tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text(source.replace(old, new), encoding="utf-8")
     if check.__code__.co_varnames[0] == "module":
-        module = types.ModuleType("broken")
-        exec(compile(broken.read_text(encoding="utf-8"), str(broken), "exec"), module.__dict__)
-        broken = module
+        broken = import_script(broken)
     with pytest.raises(AssertionError, match=words):
         check(broken, tmp_path)

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from reliability import check_row, write_row
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = [block.split("\n") for block in re.findall(r"(?:^    .*\n)+", README, re.M)]
@@ -74,3 +77,28 @@ def test_each_self_check_grades_something(tmp_path):
     done = run([*wanted, "--impl", str(ROOT / "tinyharness.py"), *files], tmp_path)
     assert done.returncode == 0, done.stdout
     assert all(Path(name).name in done.stdout for name in names), done.stdout
+
+
+def test_each_row_of_what_it_survives_is_held_by_its_test():
+    """A row that no test measures would be a claim and nothing else."""
+    rows = set(re.findall(r"\| `(test_\w+)` \|$", README, re.M))
+    sources = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/test_*.py"))
+    held = {name for name, given in re.findall(r"def (test_\w+)\(([^)]*)\)", sources)
+            if "survived" in given}
+    assert rows == held and len(rows) >= 10
+
+
+ROW = "| cut | 200 | 0 | `test_cut` |"
+
+
+@pytest.mark.parametrize("tried, lost", [(199, 0), (200, 1), (400, 0)])
+def test_a_row_that_claims_too_much_or_far_too_little_is_red(tried, lost):
+    with pytest.raises(AssertionError, match="says of test_cut"):
+        check_row(ROW, "test_cut", tried, lost)
+
+
+@pytest.mark.parametrize("tried, row", [(34, "30"), (257, "250"), (8_399, "8,300")])
+def test_a_row_is_written_so_that_it_holds(tried, row):
+    text = write_row(ROW, "test_cut", tried, 0)
+    assert text == f"| cut | {row} | 0 | `test_cut` |"
+    check_row(text, "test_cut", tried, 0)
