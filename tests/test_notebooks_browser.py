@@ -3,8 +3,6 @@
 The witness is a trace file that the cells write, because what the page shows can be wrong.
 """
 
-import base64
-import json
 import os
 import shutil
 import socket
@@ -17,13 +15,15 @@ from pathlib import Path
 import notebook_runner as runner
 import pytest
 
+webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
+from selenium.common.exceptions import WebDriverException  # noqa: E402
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic",
          "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--window-size=1300,4000"]
 PATIENCE = 60  # seconds: more than enough for a step, also on a machine with other things to do
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key that the WebDriver standard gives to an element
 
 
 def free_port() -> int:
@@ -39,41 +39,28 @@ def wait_for(condition, what):
         try:
             if value := condition():
                 return value
-        except (OSError, LookupError) as seen:
+        except (OSError, LookupError, WebDriverException) as seen:
             error = seen
         time.sleep(0.1)
     pytest.fail(f"waited {PATIENCE} s in vain for {what} ({error})")
 
 
 class Browser:
-    """Headless Chromium behind the WebDriver protocol, which is JSON over HTTP."""
+    """Headless Chromium, as a person would use it."""
 
     def __init__(self, folder):
-        self.url = f"http://127.0.0.1:{free_port()}"
-        port = self.url.rpartition(":")[2]
-        self.driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL)
-        wait_for(lambda: self.ask("GET", "/status")["ready"], "chromedriver")
-        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"]}
-        wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
-        self.url += f"/session/{self.ask('POST', '/session', wanted)['sessionId']}"
-
-    def ask(self, method, path, value=None):
-        body = None if method == "GET" else json.dumps(value or {}).encode()
-        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"},
-                                         method=method)
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(request, timeout=PATIENCE) as reply:
-            return json.load(reply)["value"]
-
-    def run(self, script):
-        """The value of some JavaScript in the page."""
-        return self.ask("POST", "/execute/sync", {"script": script, "args": []})
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM
+        for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
+            options.add_argument(flag)
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+        self.run, self.open, self.close = (
+            self.driver.execute_script, self.driver.get, self.driver.quit)
 
     def click(self, selector):
         """Click what a person would click, as soon as it can be clicked."""
         def try_it():
-            found = self.ask("POST", "/element", {"using": "css selector", "value": selector})
-            self.ask("POST", f"/element/{found[ELEMENT]}/click")
+            self.driver.find_element("css selector", selector).click()
             return True
         wait_for(try_it, f"a click on {selector}")
 
@@ -81,13 +68,6 @@ class Browser:
         """Choose a command of the Run menu."""
         self.click('.lm-MenuBar-item[data-type="menu"] , #jp-MainMenu li:nth-child(4)')
         self.click(f'.lm-Menu-item[data-command="{command}"]')
-
-    def close(self):
-        try:
-            self.ask("DELETE", "")
-        finally:
-            self.driver.terminate()
-            self.driver.wait()
 
 
 def prepare(name, place) -> list:
@@ -165,14 +145,13 @@ def test_a_person_runs_a_notebook_through_its_crashes(lab, tmp_path, name):
         assert not drawn or any(browser.run(widths)), "no picture is on the page"
     finally:
         if os.environ.get("SCREENSHOTS"):
-            picture = Path(os.environ["SCREENSHOTS"]) / f"{name}.png"
-            picture.write_bytes(base64.b64decode(browser.ask("GET", "/screenshot")))
+            browser.driver.save_screenshot(Path(os.environ["SCREENSHOTS"]) / f"{name}.png")
         browser.close()
 
 
 def open_notebook(browser, address, count):
     """Open a notebook, and wait until its cells are there and its kernel is."""
-    browser.ask("POST", "/url", {"url": address})
+    browser.open(address)
     wait_for(lambda: browser.run("return document.querySelectorAll('.jp-CodeCell').length") == count, "the cells")
     status = "return document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status"
     wait_for(lambda: browser.run(status) == "idle", "the kernel")

@@ -119,7 +119,7 @@ print("Calls without a result:", [call.id for call in tinyharness.open_calls(ses
 # %% id="poison"
 def as_it_is(path):
     kept = [record for record in tinyharness.read_jsonl(path) if "role" in record]
-    return [{key: value for key, value in record.items() if key != "ts"} for record in kept]
+    return [{key: value for key, value in record.items() if key not in ("ts", "tracked")} for record in kept]
 
 history = as_it_is(folder / "naive.jsonl")
 for day in ("Monday", "Tuesday"):
@@ -171,7 +171,7 @@ course.picture(log)
 # %% id="torn"
 def as_it_is(path):
     kept = [record for record in tinyharness.read_jsonl(path) if "role" in record]
-    return [{key: value for key, value in record.items() if key != "ts"} for record in kept]
+    return [{key: value for key, value in record.items() if key not in ("ts", "tracked")} for record in kept]
 
 print("as it is:    ", course.ask_strict(as_it_is(log)))
 print("load_session:", course.ask_strict(tinyharness.load_session(log)))

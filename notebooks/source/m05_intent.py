@@ -249,12 +249,12 @@ course.check("hash_file")
 # %% [markdown] id="exercise-verdict-text"
 # ## Exercise 2: the verdict
 #
-# Write `judge_call(call, probe=None)`. `call.started` is the `started` record, `{}` if there is none; `call.ours` says
-# whether a program wrote this log that always writes one. `probe` is a function such as yours, or `None`: do not look.
+# Write `judge_call(call, probe=None)`. `call.started` is the `started` record, `{}` if there is none; `call.tracked`
+# says whether the program that wrote this call always writes one. `probe` is a function such as yours, or `None`: do not look.
 #
 # | `call.started` | verdict |
 # |---|---|
-# | `{}`, and the log is ours | `NOT_STARTED` |
+# | `{}`, and the call is tracked | `NOT_STARTED` |
 # | `{}`, and it is not | `UNKNOWN` |
 # | has `path`, `before`, `after`, and there is a probe | `APPLIED`, `NOT_APPLIED` or `DIFFERS`; applied if both fit |
 # | the same without a probe | `UNKNOWN` |

@@ -120,7 +120,7 @@ typed = ["Look at the tests first."]
 (folder / "typed.jsonl").unlink(missing_ok=True)
 with tinyharness.Session(folder / "typed.jsonl", workspace) as session:
     tinyharness.run_turn(session, "Run both.", quiet, listen=lambda: [typed.pop()] if typed else [])
-    print("script:", [message["role"] for message in session.messages()])
+    print("script:", [message["role"] for message in tinyharness.repair(session.records)])
     print(course.ask_strict(session.messages()))
 
 # %% [markdown] id="kill-warning"

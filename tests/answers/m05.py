@@ -21,7 +21,7 @@ from tinyharness import APPLIED, DIFFERS, INTERRUPTED, NOT_APPLIED, NOT_STARTED,
 def judge_call(call, probe=None):
     started = call.started
     if not started:
-        return NOT_STARTED if call.ours else UNKNOWN
+        return NOT_STARTED if call.tracked else UNKNOWN
     if started.get("read_only"):
         return INTERRUPTED
     if "before" not in started or probe is None:
@@ -80,7 +80,7 @@ WRONG = {
             "import tinyharness\n\ndef judge_call(call, probe=None):\n    return tinyharness.NOT_STARTED\n",
             "paid twice"),
         "no `started`, so not started, in any log": (
-            change("NOT_STARTED if call.ours else UNKNOWN", "NOT_STARTED"), "proves nothing by its absence"),
+            change("NOT_STARTED if call.tracked else UNKNOWN", "NOT_STARTED"), "proves nothing by its absence"),
         "started means done": (
             change('    if "before" not in started or probe is None:\n        return UNKNOWN\n',
                    '    if "before" not in started or probe is None:\n        return APPLIED\n'),
