@@ -441,6 +441,7 @@ def test_the_readme_links_each_notebook_and_names_its_self_check():
     readme = (runner.ROOT / "README.md").read_text(encoding="utf-8")
     for name in NOT_THE_STARTER:
         row = next(line for line in readme.splitlines() if f"(notebooks/{name}.ipynb)" in line)
-        assert f"tests/test_{name}.py --impl notebooks/my/{name[:3]}.py`" in row
+        tests = re.search(r"python -m pytest (tests/test_\w+\.py) --impl notebooks/my/(\w+)\.py`", row)
+        assert tests[2] == name[:3] and name[:3] in tests[1] and (runner.ROOT / tests[1]).exists()
     assert "jupyter lab notebooks/m00_start.ipynb" in readme
     assert "chromium" in (runner.ROOT / ".ci" / "run").read_text(), "CI shows a notebook to a browser"
