@@ -11,7 +11,7 @@ import pytest
 from crash_tools import SCRIPT, load_module, write_copy
 from strict_server import judge
 
-HISTORIES, MORE_HISTORIES = 2_000, 20_000
+HISTORIES, MORE_HISTORIES = 1_000, 20_000
 MARK = re.compile(r"〔\d+〕")
 DEEP = 100_000
 ODD_IDS = ("", " ", None, 7, [], {}, "c1", "c1", "调用 🛠", "x" * 65, "call00001", "a\ud83d")

@@ -169,6 +169,12 @@ def check_one_damage(impl, path, place, byte):
     check_history(impl, path, marks_of(others), what)
 
 
+def test_cut_at_every_fifth_byte_a_session_loads_and_goes_on(impl):
+    with fast_folder() as folder:
+        check_cuts(impl, folder, 5)
+
+
+@pytest.mark.long
 def test_cut_at_any_byte_a_session_loads_and_goes_on(impl, survived):
     with fast_folder() as folder:
         survived(check_cuts(impl, folder))
@@ -377,7 +383,7 @@ def is_first_rename(call):
 def test_killed_at_a_sample_of_system_calls_the_session_goes_on(capsys):
     with fast_folder() as folder:
         points = list_points(folder, REFERENCE)
-        points = points[5::len(points) // 12]
+        points = points[5::len(points) // 8]
         check_sweep(points, sweep_kills(folder, REFERENCE, [(point,) for point in points]), capsys)
 
 
@@ -481,8 +487,8 @@ def check_random_kills(runs, capsys):
     return runs
 
 
-def test_killed_at_10_random_times_the_session_goes_on(capsys):
-    check_random_kills(10, capsys)
+def test_killed_at_6_random_times_the_session_goes_on(capsys):
+    check_random_kills(6, capsys)
 
 
 @pytest.mark.long

@@ -293,8 +293,8 @@ def interrupt_often(folder, runs):
         interrupt_rehearsal(folder / str(number), delays)
 
 
-def test_interrupt_at_60_random_moments(tmp_path):
-    interrupt_often(tmp_path, 60)
+def test_interrupt_at_30_random_moments(tmp_path):
+    interrupt_often(tmp_path, 30)
 
 
 @pytest.mark.long
