@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MY = ROOT / "notebooks" / "my"  # the learner's answers, and a folder for each notebook; not in git
 ANSWERS = ROOT / "tests" / "answers"
+PATIENCE = 120  # seconds: many times what the checks of an exercise take
 PAUSE = 0.5  # seconds: with less, output is lost, and queued cells run in the next kernel
 sys.path[:0] = [place for place in (str(ROOT), str(ROOT / "tests")) if place not in sys.path]
 
@@ -199,14 +200,19 @@ def exercise(line, cell):
     name, file = line.strip(), answer_file()
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     blocks = dict(re.findall(r"(?ms)^# ── exercise (\w+) ──\n(.*?)(?=^# ── exercise |\Z)", text))
-    blocks[name] = cell.strip() + "\n\n"
+    source = cell.strip() + "\n\n"
+    try:
+        compile(source, name, "exec")
+        blocks[name] = source
+    except SyntaxError:  # not saved: it would make the other exercises of the file red too
+        blocks.pop(name, None)
     text = "".join(f"# ── exercise {each} ──\n{block}" for each, block in blocks.items())
     file.parent.mkdir(exist_ok=True)
     file.write_text(text, encoding="utf-8")
     linecache.checkcache(str(file))
     # As many empty lines first as stand above it in the file, so that errors name the right line.
-    above = text[: text.index(f"# ── exercise {name} ──\n")].count("\n") + 1
-    exec(compile("\n" * above + blocks[name], str(file), "exec"), kernel_shell().user_ns)
+    above = text.partition(f"# ── exercise {name} ──\n")[0].count("\n") + 1
+    exec(compile("\n" * above + source, str(file), "exec"), kernel_shell().user_ns)
 
 
 def load_file(file):
@@ -233,8 +239,8 @@ def check(name, strict=False):
 
 def grade(notebook, name, file) -> list:
     """The lines that `check` prints for one exercise of a file."""
-    if not file.exists():
-        return [f"❌ {name}: nothing is saved yet, run the exercise cell first"]
+    if not file.exists() or f"# ── exercise {name} ──" not in file.read_text(encoding="utf-8"):
+        return [f"❌ {name}: nothing is saved yet, run the exercise cell first; it must be Python"]
     tests, *only = load_file(ANSWERS / f"{notebook[:3]}.py").CHECKS[name]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     for nuisance in ("FORCE_COLOR", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
@@ -244,8 +250,11 @@ def grade(notebook, name, file) -> list:
         command = [sys.executable, "-m", "pytest", "--color=no", "-p", "no:cacheprovider", "--tb=short",
                    f"--basetemp={rooms}", f"--junitxml={report}", f"--impl={file}", tests]
         command += ["-k", *only] if only else []
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=300)
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+                                  capture_output=True, text=True, timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            return [f"❌ {name}: the checks did not end within {PATIENCE} seconds: is there an endless loop?"]
         if done.returncode not in (0, 1) or not report.exists():
             output = (done.stdout + done.stderr).replace(str(ROOT), ".").strip().splitlines()
             wrong = [line for line in output if line.startswith(("E  ", "ERROR"))] or output[-1:]
@@ -278,10 +287,10 @@ def explain(case, file) -> str:
         return "not written yet (NotImplementedError)"
     if problem.tag == "error" and file not in trace:
         return f"this check is broken, it is not your fault: {text}"
+    places = re.findall(rf"(?<!\w){re.escape(file)}:(\d+)", trace)
     if problem.tag == "error":
         errors = [line for line in trace.splitlines() if line.startswith("E  ")]
-        return f"your cell cannot be loaded: {' '.join(errors[-1].split()[1:])}"
-    places = re.findall(rf"{re.escape(file)}:(\d+)", trace)
+        text = f"what you saved cannot be loaded: {' '.join(errors[-1].split()[1:])}"
     return f"{text} ({file}, line {places[-1]})" if places and "Error: " in text else text
 
 

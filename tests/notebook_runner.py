@@ -240,7 +240,7 @@ def grade(name, exercise, source) -> str:
 
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / f"{name[:3]}.py"
-        file.write_text(source, encoding="utf-8")
+        file.write_text(f"# ── exercise {exercise} ──\n{source}", encoding="utf-8")
         return "\n".join(course.grade(name, exercise, file))
 
 

@@ -186,10 +186,13 @@ def test_exercises_are_blocks_of_one_file_and_run(course, place):
     assert str(frame.statement).strip() == "return 1 / 0", "an error names the line of the saved file"
 
 
-def test_an_exercise_that_is_no_python_is_saved_all_the_same(course, place):
+def test_an_exercise_that_is_no_python_is_not_saved_and_leaves_the_others_alone(course, place):
+    course.exercise("one", "def one():\n    return 1\n")
+    course.exercise("two", "def two():\n    return 2\n")
     with pytest.raises(SyntaxError):
         course.exercise("one", "def one(:\n")
-    assert "def one(:" in (place.folder / "m99.py").read_text()
+    assert course.mine().two() == 2
+    assert course.grade("m99", "one", place.folder / "m99.py")[0].startswith("❌ one: nothing is saved yet")
 
 
 def test_a_cell_that_waited_through_the_crash_is_refused(course, place):
@@ -308,7 +311,7 @@ BROKEN_TESTS = {
 def test_a_broken_test_file_is_called_broken(course, problem, tmp_path, monkeypatch):
     test = runner.ROOT / "tests" / f"test_notebooks_broken_{tmp_path.name}.py"
     (tmp_path / "m99.py").write_text(f"CHECKS = {{'x': ({str(test)!r}, 'test_x')}}\n")
-    (tmp_path / "my.py").write_text("def x():\n    raise NotImplementedError\n")
+    (tmp_path / "my.py").write_text("# ── exercise x ──\ndef x():\n    raise NotImplementedError\n")
     monkeypatch.setattr(course, "ANSWERS", tmp_path)
     try:
         test.write_text(BROKEN_TESTS[problem])
@@ -320,11 +323,11 @@ def test_a_broken_test_file_is_called_broken(course, problem, tmp_path, monkeypa
 
 @pytest.mark.long
 def test_a_cell_that_cannot_be_loaded_is_told_from_a_broken_check(course, tmp_path):
-    for source, words in (("def f(:\n", "SyntaxError"), ("import no_such_module\n", "no_such_module"),
-                          ("1 / 0\n", "ZeroDivisionError")):
-        (tmp_path / "m01.py").write_text(source)
+    for source, words in (("import no_such_module\n", "no_such_module"),
+                          ("1 / 0\n", "ZeroDivisionError: division by zero (m01.py, line 2)")):
+        (tmp_path / "m01.py").write_text(f"# ── exercise run_turn ──\n{source}")
         said = "\n".join(course.grade("m01", "run_turn", tmp_path / "m01.py"))
-        assert said.startswith("❌ run_turn: your cell cannot be loaded: ") and words in said
+        assert said.startswith("❌ run_turn: what you saved cannot be loaded: ") and words in said
     assert "nothing is saved yet" in course.grade("m01", "run_turn", tmp_path / "m02.py")[0]
 
 
