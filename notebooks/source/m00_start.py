@@ -53,11 +53,16 @@ with tinyharness.Session(folder / "session.jsonl", folder / "workspace", "rehear
     tinyharness.run_turn(session, tinyharness.TASK, model, tools)
 
 # %% id="restart"
+import shutil
+
 import course
 import tinyharness
 
 folder = course.reopen("m00_start")
-log = folder / "session.jsonl"
+if not (folder / "kept").exists():  # what the crash left stays as it is, and we go on with copies of it:
+    shutil.copytree(folder / "workspace", folder / "kept")
+shutil.copytree(folder / "kept", folder / "workspace", dirs_exist_ok=True)
+log = shutil.copy(folder / "session.jsonl", folder / "resumed.jsonl")
 model = tinyharness.rehearsal_model
 with tinyharness.Session(log) as session:
     print(tinyharness.write_receipt(session).partition("\n")[2])
@@ -66,7 +71,7 @@ assert tinyharness.describe_state(tinyharness.read_jsonl(log)) == "interrupted i
 # %% [markdown] id="restart-words"
 # All variables are gone; this process started from nothing. What you read is its **receipt**: ten records were on disk, and one call has no result. Such a call is
 # **dangling** (悬空). What may we say about it? The log knows that it began, the file in the workspace holds exactly the bytes that were asked for: so it was *applied*.
-# That is a verdict, and not a guess.
+# That is a verdict, and not a guess. (We go on with copies, so you can run that cell, and all below it, as often as you like.)
 #
 # Nothing went on by itself. You decide, by saying something:
 
