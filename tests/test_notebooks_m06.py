@@ -12,6 +12,7 @@ import pytest
 import tinyharness
 from strict_server import judge
 
+CRASH = "the harness stopped"  # what a verdict gives as the reason, unless it is told another one
 CLAIMS = ("cancel", "not executed", "failed", "取消")  # of a call that has begun, nobody knows these
 
 
@@ -135,6 +136,8 @@ def check_truths(results):
     assert not claimed, f"call 2 was running: the log cannot know that it is {claimed and claimed[0]!r}"
     assert "outcome unknown" in ran, f"call 2 was running: its outcome is unknown, not {ran!r}"
     assert "not started" in never, f"call 3 has no `started` record: it never ran; not {never!r}"
+    assert CRASH not in ran + never, (
+        f"the verdict says that {CRASH}, but it was the user: after Ctrl-C settle_calls needs its second argument")
 
 
 def test_control_turn_file_and_memory_parted(harness, tmp_path, monkeypatch):
@@ -186,8 +189,42 @@ def test_control_turn_settles_what_a_crash_left(harness, tmp_path):
     with harness.Session(tmp_path / "s.jsonl", tmp_path) as session:
         play(harness, session, ask_for())
         said = [record["role"] for record in session.records if "role" in record]
+        results = results_of(session.records)
     assert said == ["user", "assistant", "tool", "user", "assistant"], (
         "a call that a crash left open has no verdict on disk before the next prompt")
+    assert "by the user" not in results["号1"][0], (
+        "a crash left this call open, and its verdict says that it was the user")
+
+
+def is_verdict(record) -> bool:
+    return record.get("role") == "tool"
+
+
+def is_ending(record) -> bool:
+    return record.get("event") == "turn"
+
+
+@pytest.mark.parametrize("refused", [is_verdict, is_ending])
+def test_control_turn_without_a_disk(harness, tmp_path, monkeypatch, refused):
+    """The disk refuses one record of the turn: the turn is over all the same."""
+    append, faults = harness.append_jsonl, [28]
+
+    def append_or_fail(path, record):
+        if faults and refused(record):
+            raise OSError(faults.pop(), "No space left on device")
+        append(path, record)
+    with harness.Session(tmp_path / "s.jsonl", tmp_path) as session:
+        session.append({"role": "user", "content": "go"})
+        session.append({**ask_for("late")([{"role": "user", "content": "go"}], []), "role": "assistant"})
+        monkeypatch.setattr(harness, "append_jsonl", append_or_fail)
+        with contextlib.suppress(harness.SessionError, OSError):
+            play(harness, session, ask_for())
+        where = "a verdict at the beginning" if refused is is_verdict else "the last record"
+        assert not faults, f"nothing tried to write {where} of the turn"
+        assert not session.in_turn, (
+            f"the disk refused {where}, and session.in_turn is still set: each later turn is refused")
+        if refused is is_verdict:
+            check_ended(session, "error", "after a disk that refused a verdict")
 
 
 def test_control_turn_keeps_what_was_typed(harness, tmp_path):

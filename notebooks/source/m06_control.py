@@ -5,9 +5,11 @@
 # `400`: the session is broken, although nothing has crashed.
 #
 # After this page you can stop an agent at any moment, or say something to it while it works, and its history stays valid.
-# This is §6 of `tinyharness.py`. Milestone 5 left you `settle_calls`: it writes a *verdict* for each call that has no result.
+# This is §6 of `tinyharness.py`. It needs one function of the section before it: §5 of the script has `settle_calls`, which writes a *verdict* for
+# each call that has no result. The next cell shows it. Its second argument, `cause`, says why there is none; left out, it speaks of a crash.
 
 # %% id="setup"
+import inspect
 import json
 import types
 
@@ -17,6 +19,7 @@ import tinyharness
 folder = course.fresh("m06_control")
 workspace = folder / "workspace"
 place = types.SimpleNamespace(workspace=workspace)
+print(inspect.getsource(tinyharness.settle_calls))
 
 # %% [markdown] id="about-batch"
 # ## A batch of three
@@ -145,15 +148,17 @@ with tinyharness.Session(folder / "killed.jsonl", workspace) as session:
     tinyharness.run_turn(session, "Run all three.", stopping)
 
 # %% id="restart"
+import shutil
+
 import course
 import tinyharness
 
 folder = course.reopen("m06_control")
-log = folder / "killed.jsonl"
+# A copy, so that this cell and all below it can be run as often as you like.
+log = shutil.copy(folder / "killed.jsonl", folder / "resumed.jsonl")
 records = tinyharness.read_jsonl(log)
 left = [record for record in records if "verdict" in record], tinyharness.open_calls(records)
-if not any(record.get("event") == "turn" for record in records):  # else this cell was run before
-    assert [len(each) for each in left] == [1, 1], "one verdict, and one call still open"
+assert [len(each) for each in left] == [1, 1], "one verdict, and one call still open"
 course.columns(log, lost="process")
 
 # %% [markdown] id="about-killed"
@@ -173,7 +178,12 @@ course.picture(log)
 # %% [markdown] id="exercise-1"
 # ## Your turn: stop it
 #
-# Write `control_turn`, around which the loop is built: `with control_turn(session): ...`. Read the docstring slowly; each sentence of it is a check.
+# Write `control_turn`, around which the loop is built: `with control_turn(session): ...`. Read the docstring slowly; each sentence of it is a check. One
+# of them takes the disk away for a moment: "in any case" means then too.
+#
+# A verdict says why a result is missing, and the two reasons are different: after a crash `tinyharness.settle_calls(session)`, after Ctrl-C
+# `tinyharness.settle_calls(session, "interrupted by the user while it ran")`. From a shell, for both exercises of this page:
+# `python -m pytest tests/test_notebooks_m06.py --impl notebooks/my/m06.py`.
 #
 # <details><summary>A hint</summary>
 #
@@ -196,8 +206,9 @@ def control_turn(session):
 
     Before: a session with `in_turn` set raises a RuntimeError that names steer and abort; else it is set.
     Calls that a crash left open are settled: tinyharness.settle_calls(session).
-    After Ctrl-C: read the records from session.path again, settle the open calls, store what
-    was typed (session.add_prompts([])), and let the interrupt travel on.
+    After Ctrl-C: read the records from session.path again, settle the open calls, this time with
+    settle_calls(session, "interrupted by the user while it ran"), store what was typed
+    (session.add_prompts([])), and let the interrupt travel on.
     In any case: `in_turn` is False, and the last record is {"event": "turn", "state": ...},
     where the state is "done", after Ctrl-C "aborted", and after any other error "error".
     """
@@ -263,7 +274,7 @@ try:
 except KeyboardInterrupt:
     print("stopped")
 except NotImplementedError:
-    print("not written yet: the file stays empty")
+    print("not written yet")
 course.picture(folder / "mine.jsonl")
 
 # %% id="source"

@@ -72,6 +72,7 @@ SETTLE_FIRST = "    try:\n        tinyharness.settle_calls(session)\n"
 SETTLE = '        tinyharness.settle_calls(session, "interrupted by the user while it ran")\n'
 READ = "        session.records = tinyharness.read_jsonl(session.path)\n"
 FREE = "        session.in_turn = False\n"
+ENDING = '        session.append({"event": "turn", "state": state})\n'
 STORE = '        session.append({"role": "tool", "tool_call_id": call.id, "content": run(call)})\n'
 LISTEN = "    typed = session.add_prompts(listen())\n"
 SAME_WORDS = '''        for call in tinyharness.open_calls(session.records):
@@ -110,12 +111,21 @@ WRONG = {"control_turn": {  # the mistake: (the cell, words that the check must 
     "it always says done": (
         change(CONTROL, ('"state": state}', '"state": "done"}')), "the last record says 'done'"),
     "the last line is only written when all went well": (
-        change(CONTROL, ('        session.append({"event": "turn", "state": state})\n', ""),
+        change(CONTROL, (ENDING, ""),
                ('        state = "done"\n', '        session.append({"event": "turn", "state": "done"})\n')),
         "after Ctrl-C: the last record is no turn event"),
     "each error is an abort": (
         change(CONTROL, ('state = True, "error"', 'state = True, "aborted"')),
         "the last record says 'aborted', and it was 'error'"),
+    "after Ctrl-C it speaks of a crash": (
+        change(CONTROL, (SETTLE, "        tinyharness.settle_calls(session)\n")), "but it was the user"),
+    "after a crash it speaks of the user": (
+        change(CONTROL, (SETTLE_FIRST, "    try:\n" + SETTLE)), "its verdict says that it was the user"),
+    "the open calls are settled before the try": (
+        change(CONTROL, (SETTLE_FIRST, "    tinyharness.settle_calls(session)\n    try:\n")),
+        "the disk refused a verdict at the beginning"),
+    "the last line comes before in_turn": (
+        change(CONTROL, (FREE, ""), (ENDING, ENDING + FREE)), "the disk refused the last record"),
     "in_turn stays set": (change(CONTROL, (FREE, "")), "each later turn is refused"),
     "a second turn is let in": (
         change(CONTROL, ("    if session.in_turn:\n", "    if False:\n")), "a second turn began inside"),
