@@ -225,7 +225,8 @@ print("went on after the kernel was dead:", diary.stat().st_mtime > died)
 # ## Exercise 1: the probe
 #
 # Write `hash_file(path)`: SHA-256, in hex digits, of what the file holds. That there is no file is an answer too: "no
-# file". It only reads. Run the cell, then the check, as often as you like.
+# file". It only reads. Run the cell, then the check, as often as you like. From a shell, in the folder of the project, for both exercises
+# of this page: `python -m pytest tests/test_notebooks_m05.py --impl notebooks/my/m05.py`.
 #
 # <details><summary>Hint</summary>
 #
@@ -268,7 +269,8 @@ course.check("hash_file")
 #
 # </details>
 #
-# Under its check, your verdict judges five crashes of this page, with your probe; the first one is this kernel's.
+# Under its check, your verdict judges five crashes of this page, with your probe; the first one is this kernel's. `write-during` is to be
+# *differs*, although its call was not applied: after that crash this page wrote somebody else's plan into the file.
 
 # %% id="exercise-verdict"
 %%exercise judge_call
@@ -284,9 +286,9 @@ course.check("judge_call")
 for world in (".", "early", "write-before", "write-during", "write-after"):
     [call] = tinyharness.open_calls(tinyharness.read_jsonl(folder / world / "session.jsonl"))
     try:
-        print(f"{call.name}: {judge_call(call, hash_file)}")
+        print(f"{call.name} ({world}): {judge_call(call, hash_file)}")
     except Exception as problem:
-        print(f"{call.name}: {type(problem).__name__}")
+        print(f"{call.name} ({world}): {type(problem).__name__}")
 
 # %% id="real"
 # If a key is set, a real model reads these words, and may look at the diary.
@@ -295,10 +297,17 @@ course.real_turn(f"The call that wrote diary.txt was interrupted; {tinyharness.U
 # %% [markdown] id="others"
 # ## How real systems do it
 #
-# From their public sources. *DeepSeek's dsh* keeps two verdicts, `TOOL_NOT_STARTED` and `TOOL_OUTCOME_UNKNOWN`
-# (`session/src/repair.ts`). *Codex* sends "aborted" for a call without output (`context_manager/normalize.rs`). *pi*
-# sends "No result provided", in the request only (`transform-messages.ts`). *OpenHands* (one file per event) appends an
-# error that ends in "did not complete" (`event_service.py`). Read each with three worlds in mind: in which is it true?
+# From their public sources. Read each with three worlds in mind: in which is it true?
+#
+# - **dsh** (DeepSeek) keeps two verdicts, `TOOL_NOT_STARTED` and `TOOL_OUTCOME_UNKNOWN`
+#   ([packages/core/session/src/repair.ts](https://github.com/deepseek-ai/deepseek-harness/blob/HEAD/packages/core/session/src/repair.ts)).
+# - **Codex** sends "aborted" for a call without output
+#   ([normalize.rs](https://github.com/openai/codex/blob/main/codex-rs/core/src/context_manager/normalize.rs)).
+# - **pi** sends "No result provided", in the request only
+#   ([transform-messages.ts](https://github.com/earendil-works/pi/blob/main/packages/ai/src/api/transform-messages.ts)).
+# - **OpenHands** (one file per event) appends an error that ends in "did not complete" ([event_service.py][openhands]).
+#
+# [openhands]: https://github.com/OpenHands/software-agent-sdk/blob/main/openhands-agent-server/openhands/agent_server/event_service.py
 #
 # ## In three lines
 #
