@@ -1,10 +1,15 @@
-"""Claim: a receipt says what was read, what was skipped, what is open, and only looks."""
+"""Claim: the exercises of m07_resume are graded. A session is loaded whole, whatever is wrong with a line of it;
+a receipt says what was read, what was skipped, what is open; and both only look."""
 
+import inspect
 import json
 import os
 
 import pytest
-from test_m07_resume import BEGUN, GOOD, ONE, OPENED, TWO, answer, ask, say, take_stamp, write_session
+from test_m07_resume import (
+    BEGUN, GOOD, ONE, OPENED, TWO, answer, ask, check_dangling_call_is_handled, check_kill_leaves_what_was_acknowledged,
+    check_load_changes_nothing, check_resume_goes_on, check_torn_line_costs_only_itself, say, take_stamp,
+    write_session)
 from test_models import call_tool
 
 import tinyharness
@@ -13,12 +18,88 @@ EDIT = call_tool("edit_file", "e1", path="a.txt", old="旧", new="新")
 TORN = b'{"role": "us\n\n[1]\n'  # two lines that hold no record, and a blank one
 
 
+# ── load_session ──────────────────────────────────────────────────────────────────────────────────
+
+def test_load_without_a_file(impl, tmp_path):
+    path = tmp_path / "没有.jsonl"
+    try:
+        loaded = impl.load_session(path)
+    except OSError as error:
+        pytest.fail(f"a file that is not there is an empty session, and no error: {type(error).__name__}")
+    assert loaded == [], f"a file that is not there is an empty session: [], and not {loaded!r}"
+    assert not path.exists(), "there was no file, and now there is one: loading does not make it"
+
+
+def loader(impl):
+    """The learner's function with short words for its errors; a missing file has a check of its own."""
+    def load(path):
+        try:
+            return impl.load_session(path) if os.path.exists(path) else []
+        except NotImplementedError:
+            raise
+        except (ValueError, LookupError) as error:
+            pytest.fail("one torn line or a record of another kind makes all unreadable: "
+                        f"{type(error).__name__}")
+        except Exception as error:
+            pytest.fail(f"load_session ends in {type(error).__name__}: {error}")
+    return load
+
+
+def texts_of(impl, path) -> list:
+    return [message.get("content") for message in loader(impl)(path)]
+
+
+def test_load_ends_a_line_at_a_newline_only(impl, tmp_path):
+    texts = ["一\u2028二", "三\x85四", "五"]
+    path = write_session(tmp_path / "a.jsonl", OPENED, *map(say, texts[:2]),
+                         tail='{"role": "user",\r "content": "五"}\n'.encode())
+    assert texts_of(impl, path) == texts, (
+        "a record is cut in two, for a line ends at b'\\n' and nowhere else: U+2028 or \\r can be inside of a record")
+
+
+GLUED = {  # what is on one line, because a newline was lost: (the line, what it says)
+    "two records": (b'{"role": "user", "content": "A"}{"role": "user", "content": "B"}\n', ["A", "B"]),
+    "a torn record, and a whole one": (b'{"role": "user", "con{"role": "user", "content": "B"}\n', ["B"]),
+}
+
+
+@pytest.mark.parametrize("kind", GLUED)
+def test_load_keeps_each_record_of_a_glued_line(impl, tmp_path, kind):
+    line, texts = GLUED[kind]
+    path = write_session(tmp_path / "a.jsonl", OPENED, tail=line + b'{"role": "user", "content": "C"}\n')
+    assert texts_of(impl, path) == [*texts, "C"], (
+        f"{kind} on one line, and a whole record is thrown away: parse_line can return a problem *and* records")
+
+
+def test_load_goes_on(impl, tmp_path):
+    check_resume_goes_on(loader(impl), tmp_path)
+
+
+def test_load_answers_each_dangling_call(impl, tmp_path):
+    check_dangling_call_is_handled(loader(impl), tmp_path)
+
+
+def test_load_loses_one_torn_line(impl, tmp_path):
+    check_torn_line_costs_only_itself(loader(impl), tmp_path)
+
+
+def test_load_changes_nothing(impl, tmp_path):
+    check_load_changes_nothing(loader(impl), tmp_path)
+
+
+def test_load_finds_what_was_written_before_a_kill(impl, tmp_path):
+    check_kill_leaves_what_was_acknowledged(loader(impl), tmp_path)
+
+
+# ── write_receipt ─────────────────────────────────────────────────────────────────────────────────
+
+
 def receive(impl, folder, *records, tail=b"") -> tuple:
     """The receipt of a session with these records, and the session."""
     path = write_session(folder / "session.jsonl", OPENED, *records, tail=tail)
     with tinyharness.Session(path, folder) as session:
         text = impl.write_receipt(session)
-    assert isinstance(text, str), f"a receipt is text that a person reads, not {text!r}"
+    assert isinstance(text, str), f"a receipt is text that a person reads: a str, and no {type(text).__name__}"
     return text, session
 
 
@@ -102,12 +183,26 @@ def test_receipt_changes_nothing(impl, tmp_path):
     assert sorted(os.listdir(tmp_path)) == there, "the receipt left other files behind"
 
 
+class Stub:
+    @staticmethod
+    def load_session(path):
+        raise NotImplementedError
+
+    @staticmethod
+    def write_receipt(session):
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize("check", [each for name, each in sorted(globals().items())
                                    if name.startswith("test_receipt")])
 def test_check_rejects_the_stub(check, tmp_path):
-    class Stub:
-        @staticmethod
-        def write_receipt(session):
-            raise NotImplementedError
     with pytest.raises(NotImplementedError):
         check(Stub, tmp_path)
+
+
+@pytest.mark.parametrize("check", [each for name, each in sorted(globals().items())
+                                   if name.startswith("test_load")])
+def test_check_of_loading_rejects_the_stub(check, tmp_path):
+    more = ["two records"] if "kind" in inspect.signature(check).parameters else []
+    with pytest.raises(NotImplementedError):
+        check(Stub, tmp_path, *more)

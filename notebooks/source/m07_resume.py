@@ -21,6 +21,7 @@
 # %% id="setup"
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ print(inspect.getsource(tinyharness.Session.__enter__))
 # We run `python tinyharness.py` as you would in a terminal, as a process of its own. Its task: repair a date parser
 # until the test passes. We make that test slow: it waits for a file named `go`, ten seconds at most. So there is
 # time to hit the agent *while* its `bash` tool runs, with SIGKILL, which no program can catch. (`--rehearse`: the scripted
-# model plays. `--yes`: nobody is asked before a tool runs. To repeat anything on this page, begin at the first cell.)
+# model plays. `--yes`: nobody is asked before a tool runs. To see it once more, run the cells from the first kill on again.)
 #
 # **Predict**: which record will be the last one in the file?
 
@@ -59,26 +60,28 @@ def start(*arguments):
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 # %% id="first-kill"
-def kill_in_tool(process):
-    """Wait until the agent's bash tool runs the test, and kill the agent; the test lives on."""
-    running = desk / "running"
-    while not (running.exists() and running.read_text()) and process.poll() is None:
+def kill_in_tool(*arguments):
+    """Start an agent, wait until its bash tool runs the test, and kill it; the test lives on."""
+    for name in ("running", "go"):
+        (desk / name).unlink(missing_ok=True)
+    agent, running = start(*arguments), desk / "running"
+    while not (running.exists() and running.read_text()):
+        assert agent.poll() is None, "The agent ended by itself: it is done. Begin at the first kill again."
         time.sleep(0.01)
-    process.kill()
-    assert process.wait() == -9
+    agent.kill()
+    assert agent.wait() == -9
     os.kill(int(running.read_text()), 0)  # no signal, only a question: an error if the test is dead
-    running.unlink()
     print("The agent was killed by SIGKILL. The test that it had started is still running.")
 
-kill_in_tool(start("--workspace", "desk", "--sessions", "sessions", tinyharness.TASK))
-[log] = (folder / "sessions").glob("*.jsonl")
+kill_in_tool("--workspace", "desk", "--sessions", "sessions", tinyharness.TASK)
+log = max((folder / "sessions").glob("*.jsonl"))  # a session's name begins with its date
 display(course.columns(log, memory=["the test's output"], lost="process"), course.picture(log))
 
 # %% [markdown] id="quit-why"
 # ## Resume, and quit
 #
 # The last record is `started`. The log knows that the test began, and no more, so `outcome unknown` (结果未知) is the
-# honest verdict: the test is in fact still running.
+# honest verdict: the test was in fact still running.
 #
 # `--resume` takes a path, prints a **receipt** of what it found, and waits for you. Nobody types here, so it ends. We
 # do it twice. **Predict**: how many bytes of the file will have changed?
@@ -98,7 +101,7 @@ print("The file is byte for byte as before; not even its date is new.")
 # on the old call, *before* your word: what the model is told is on record. And we kill it again, in the same tool.
 
 # %% id="second-kill"
-kill_in_tool(start("--resume", path, "continue"))
+kill_in_tool("--resume", path, "continue")
 assert log.read_bytes().startswith(before[0])
 course.picture(log)
 
@@ -113,6 +116,7 @@ course.picture(log)
 # providers do, refuses it. Repaired it is accepted, and the model reads two people's wishes as one conversation.
 
 # %% id="two"
+(desk / "go").unlink(missing_ok=True)
 pair = [start("--resume", path, "continue") for _ in range(2)]
 while all(each.poll() is None for each in pair):
     time.sleep(0.01)
@@ -120,10 +124,11 @@ loser, winner = sorted(pair, key=lambda each: each.poll() is None)
 print("ONE:", loser.communicate()[0])
 (desk / "go").touch()
 print("THE OTHER:", winner.communicate()[0].partition("\nto go on:")[0])
-assert (loser.returncode, winner.returncode) == (2, 0)
+assert (loser.returncode, winner.returncode) == (2, 0), "It was done before. Begin at the first kill again."
 
 # %% id="braid"
 braid = folder / "braid.jsonl"
+braid.unlink(missing_ok=True)
 function = {"name": "bash", "arguments": '{"command": "ls"}'}
 for record in ({"role": "user", "content": "A: tidy up, but keep my notes"},
                {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
@@ -139,26 +144,34 @@ course.picture(braid)
 #
 # ⚡ **The next cell kills this kernel**, when a real agent's edit is in the file and its result is not yet in the log. Jupyter tells
 # you that the kernel died, and starts a new one. (VS Code asks first: choose *Restart*.) Then select the cell below
-# it, and choose *Run Selected Cell and All Below*. That cell starts from nothing but the files.
+# it, and choose *Run Selected Cell and All Below*. That cell starts from nothing but the files. What the crash left stays there as it is, and we go
+# on with copies of it: so you can run that cell and all below it as often as you like, tomorrow too.
 
 # %% id="kill" tags=["crash"]
-log = folder / "session.jsonl"
+crash = folder / "crash"
+shutil.rmtree(crash, ignore_errors=True)
+tinyharness.make_demo(crash / "workspace")
 tools = course.deadly(tinyharness.TOOLS, "edit_file", "after")
-with tinyharness.Session(log, folder / "workspace", "rehearsal") as session:
+with tinyharness.Session(crash / "session.jsonl", crash / "workspace", "rehearsal") as session:
     tinyharness.run_turn(session, tinyharness.TASK, tinyharness.rehearsal_model, tools)
 
 # %% id="restart"
 import itertools
 import json
+import shutil
 
 import course
 import tinyharness
 
 folder = course.reopen("m07_resume")
-log = folder / "session.jsonl"
+crash = folder / "crash"
+if not (crash / "kept").exists():
+    shutil.copytree(crash / "workspace", crash / "kept")
+shutil.copytree(crash / "kept", crash / "workspace", dirs_exist_ok=True)
+log = shutil.copy(crash / "session.jsonl", crash / "resumed.jsonl")
 [call] = tinyharness.open_calls(tinyharness.read_jsonl(log))
 assert call.name == "edit_file" and call.started
-assert "+ 1" in (folder / "workspace" / "parse_date.py").read_text()
+assert "+ 1" in (crash / "workspace" / "parse_date.py").read_text()
 course.columns(log, memory=["edit_file's result"], lost="process")
 
 # %% [markdown] id="load-why"
@@ -167,11 +180,12 @@ course.columns(log, memory=["edit_file's result"], lost="process")
 # The edit is in the file; the word that it is done went down with the kernel. What is left is a new process, and the log.
 # Write the function that turns a log into messages that a provider accepts. The parts exist:
 #
-# - `tinyharness.parse_line(line)` takes one line, as *bytes*, and returns `(records, problem)` (milestone 3)
+# - `tinyharness.parse_line(line)` takes one line, as *bytes*, and returns `(records, problem)` (milestone 3). Both can be there: where a newline
+#   was lost, a whole record stands behind a torn one, on one line. A line ends at `b"\n"`, and nowhere else.
 # - `tinyharness.repair(records)` returns the messages (milestone 4)
 #
 # The cell is saved to `notebooks/my/m07.py` when you run it, so it brings its own imports. Red lines say what is wrong, one for
-# each check that fails. The same from a shell: `python -m pytest tests/test_m07_resume.py --impl notebooks/my/m07.py`.
+# each check that fails. The same from a shell, for both exercises: `python -m pytest tests/test_notebooks_m07.py --impl notebooks/my/m07.py`.
 #
 # <details><summary>Hint</summary>
 #
@@ -200,6 +214,8 @@ course.check("load_session")
 #     5 records read, 1 lines skipped
 #     skipped line 3: torn or damaged JSON
 #     call bash: outcome unknown: it may have run ...
+#
+# The words are graded exactly as they stand here, "1 lines" too: so a program can find them. (Three dots stand for the rest of a verdict.)
 #
 # `tinyharness.open_calls(records)` finds the calls; `tinyharness.judge_call(call, tinyharness.hash_file)` looks at the log, and at the file if
 # there is one, and gives the verdict.
@@ -251,7 +267,7 @@ with tinyharness.Session(log) as session:
     tinyharness.run_turn(session, "continue", watching_model)
 
 # %% id="point-2"
-source = (folder / "workspace" / "parse_date.py").read_text()
+source = (crash / "workspace" / "parse_date.py").read_text()
 assert log.read_bytes().startswith(before) and source.count("+ 1") == 1
 assert tinyharness.describe_state(tinyharness.read_jsonl(log)) == "done"
 course.picture(log)
@@ -269,7 +285,7 @@ def chapter_load(path):
     return said + [{"role": "tool", "tool_call_id": call["id"], "content": "结果未知"}
                    for call in said[-1].get("tool_calls", [])]
 
-[twice] = (folder / "sessions").glob("*.jsonl")
+twice = max((folder / "sessions").glob("*.jsonl"))
 cut = folder / "cut.jsonl"
 lines = [line for line in twice.read_bytes().splitlines(True) if b'"verdict"' not in line]
 for load in (chapter_load, load_session):
@@ -315,11 +331,15 @@ for count in (50, 100, 200):
 #
 # From their public sources, for you to compare:
 #
-# - **Codex** opens a session's one rollout file again to append to it (`core/src/rollout/recorder.rs`). Users who had it open in two
-#   apps found two histories merged in it ([openai/codex#33241](https://github.com/openai/codex/issues/33241)).
+# - **Codex** opens a session's one rollout file again to append to it
+#   ([recorder.rs](https://github.com/openai/codex/blob/main/codex-rs/rollout/src/recorder.rs), formerly in `codex-rs/core/src/rollout`). A user who had
+#   it open in two apps found two histories merged in it ([issue 33241](https://github.com/openai/codex/issues/33241)).
 # - **OpenHands** writes one file for each event, beside a small base state that it overwrites ([its guide](https://docs.openhands.dev/sdk/guides/convo-persistence)).
-# - **jcode** keeps a snapshot, a journal, and a folder `active_pids` (`src/session/storage_paths.rs`).
-# - **pi** repairs what it sends, not the file (`transform-messages.ts`); **dsh** appends its verdicts, as we do (`session/repair.ts`).
+# - **jcode** keeps a snapshot, a journal, and a folder `active_pids`
+#   ([storage_paths.rs](https://github.com/1jehuang/jcode/blob/ea459d6c4fb2cf96e64104e251534784b1a4a6d4/src/session/storage_paths.rs)).
+# - **pi** repairs what it sends, not the file
+#   ([transform-messages.ts](https://github.com/earendil-works/pi/blob/main/packages/ai/src/api/transform-messages.ts)); **dsh** appends its verdicts, as we do
+#   ([packages/core/session/src/repair.ts](https://github.com/deepseek-ai/deepseek-harness/blob/HEAD/packages/core/session/src/repair.ts)).
 #
 # ## In three lines
 #

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-CHECKS = {"load_session": ("tests/test_m07_resume.py",),
-          "write_receipt": ("tests/test_notebooks_m07.py", "test_receipt")}
+TESTS = "tests/test_notebooks_m07.py"
+CHECKS = {"load_session": (TESTS, "test_load"), "write_receipt": (TESTS, "test_receipt")}
 
 LOAD = '''
 import os
@@ -64,6 +64,7 @@ def change(source, *pairs):
 
 REPAIR = "    return tinyharness.repair(records)\n"
 FOUND = "                records.extend(found)\n"
+EACH_LINE = "            for line in file:\n"
 SKIPPED = '    lines += [f"skipped line {number}: {problem}" for number, problem in skipped]\n'
 EACH = "    for call in tinyharness.open_calls(read):\n"
 VERDICT = "{tinyharness.judge_call(call, tinyharness.hash_file)}"
@@ -86,6 +87,23 @@ WRONG = {
         "it makes the file that is missing": (
             change(LOAD, ("    records = []\n", '    open(path, "a").close()\n    records = []\n')),
             "loading does not make it"),
+        "a file that is missing is an error": (
+            change(LOAD, ("    if os.path.exists(path):\n", "    if True:\n")),
+            "a file that is not there is an empty session, and no error: FileNotFoundError"),
+        "it throws away what stands on a damaged line": (
+            change(LOAD, (FOUND, "                if not problem:\n    " + FOUND)),
+            "a torn record, and a whole one on one line, and a whole record is thrown away"),
+        "it takes one record of each line": (
+            change(LOAD, ("records.extend(found)", "records.extend(found[:1])")),
+            "two records on one line, and a whole record is thrown away"),
+        "the lines are text": (
+            change(LOAD, ('open(path, "rb")', 'open(path, encoding="utf-8", errors="replace")')),
+            "load_session ends in AttributeError: 'str' object has no attribute 'decode' (m07.py, line "),
+        "splitlines() of the bytes": (
+            change(LOAD, (EACH_LINE, "            for line in file.read().splitlines():\n")), "a record is cut in two"),
+        "splitlines() of the text": (
+            change(LOAD, (EACH_LINE, "            for line in map(str.encode, file.read().decode().splitlines()):\n")),
+            "a record is cut in two"),
         "it writes the repair down": (
             change(LOAD, (REPAIR, "    messages = tinyharness.repair(records)\n"
                           "    for message in messages[-1:]:\n"
@@ -111,6 +129,8 @@ WRONG = {
             change(RECEIPT, ("{len(read)} records", "{sum('role' in each for each in read)} records")),
             "events among them"),
         "it hides what was skipped": (change(RECEIPT, (SKIPPED, "")), "the receipt hides that line"),
+        "it returns a list": (
+            change(RECEIPT, ('"\\n".join(lines)', "lines")), "a receipt is text that a person reads: a str, and no list"),
         "it names the first open call only": (
             change(RECEIPT, (EACH, "    for call in tinyharness.open_calls(read)[:1]:\n")), "of one message are open: name both"),
         "it names each call, also those that have a result": (
