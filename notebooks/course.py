@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MY = ROOT / "notebooks" / "my"  # the learner's answers, and a folder for each notebook; not in git
 ANSWERS = ROOT / "tests" / "answers"
-PATIENCE = 120  # seconds: many times what the checks of an exercise take
+PATIENCE = 60  # seconds: many times what the checks of an exercise take
 PAUSE = 0.5  # seconds: with less, output is lost, and queued cells run in the next kernel
 sys.path[:0] = [place for place in (str(ROOT), str(ROOT / "tests")) if place not in sys.path]
 
@@ -197,22 +197,31 @@ def answer_file(name="") -> Path:
 
 def exercise(line, cell):
     """Cell magic `%%exercise NAME`: save the cell as a block of notebooks/my/mNN.py, and run it."""
-    name, file = line.strip(), answer_file()
+    name, file, source = line.strip(), answer_file(), cell.strip() + "\n\n"
+    known = list(load_file(ANSWERS / file.name).CHECKS)
+    if name not in known:
+        return print(f"❌ {name or 'no name'}: the exercises here are {', '.join(known)}; nothing is saved")
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     blocks = dict(re.findall(r"(?ms)^# ── exercise (\w+) ──\n(.*?)(?=^# ── exercise |\Z)", text))
-    source = cell.strip() + "\n\n"
+    old, stub = blocks.get(name, source), "raise NotImplementedError"
+    if old != source and stub not in old:
+        file.with_suffix(f".{name}.before.py").write_text(old, encoding="utf-8")
+        if stub in source:
+            print(f"Your answer was saved before; it is now in my/{file.stem}.{name}.before.py")
+    blocks[name] = source
     try:
-        compile(source, name, "exec")
-        blocks[name] = source
-    except SyntaxError:  # not saved: it would make the other exercises of the file red too
-        blocks.pop(name, None)
+        compile(cell, name, "exec")
+    except SyntaxError as error:
+        del blocks[name]  # it would make the other exercises of the file red too
+        print(f"❌ {name}: line {error.lineno + 1} of this cell is no Python ({error.msg}); it is not saved")
     text = "".join(f"# ── exercise {each} ──\n{block}" for each, block in blocks.items())
     file.parent.mkdir(exist_ok=True)
     file.write_text(text, encoding="utf-8")
     linecache.checkcache(str(file))
     # As many empty lines first as stand above it in the file, so that errors name the right line.
     above = text.partition(f"# ── exercise {name} ──\n")[0].count("\n") + 1
-    exec(compile("\n" * above + source, str(file), "exec"), kernel_shell().user_ns)
+    if name in blocks:
+        exec(compile("\n" * above + source, str(file), "exec"), kernel_shell().user_ns)
 
 
 def load_file(file):
@@ -255,9 +264,13 @@ def grade(notebook, name, file) -> list:
                                   capture_output=True, text=True, timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             return [f"❌ {name}: the checks did not end within {PATIENCE} seconds: is there an endless loop?"]
+        except KeyboardInterrupt:
+            return [f"❌ {name}: the checks were interrupted"]
         if done.returncode not in (0, 1) or not report.exists():
             output = (done.stdout + done.stderr).replace(str(ROOT), ".").strip().splitlines()
             wrong = [line for line in output if line.startswith(("E  ", "ERROR"))] or output[-1:]
+            if done.returncode not in (2, 3, 4, 5):  # pytest's own ways to say that it could not begin
+                return [f"❌ {name}: your code ended the whole process (exit code {done.returncode})"]
             return [f"💥 {name}: the checks are broken, this is not your fault: {' '.join(wrong)[:300]}"]
         cases = list(xml.etree.ElementTree.parse(report).getroot().iter("testcase"))
         said = [explain(case, file.name) for case in cases]

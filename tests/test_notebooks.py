@@ -167,6 +167,10 @@ def place(course, tmp_path, monkeypatch):
     """A place of its own for what the helper writes, and a kernel that only seems to be one."""
     message = {"header": {"date": "2020-01-01T00:00:00.500Z"}}
     shell = types.SimpleNamespace(user_ns={}, kernel=types.SimpleNamespace(get_parent=lambda channel: message))
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    (answers / "m99.py").write_text("CHECKS = {'one': ('no file',), 'two': ('no file',)}\n")
+    monkeypatch.setattr(course, "ANSWERS", answers)
     monkeypatch.setattr(course, "MY", tmp_path)
     monkeypatch.setattr(course, "notebook", "m99_try")
     monkeypatch.setattr(course, "kernel_shell", lambda: shell)
@@ -186,13 +190,27 @@ def test_exercises_are_blocks_of_one_file_and_run(course, place):
     assert str(frame.statement).strip() == "return 1 / 0", "an error names the line of the saved file"
 
 
-def test_an_exercise_that_is_no_python_is_not_saved_and_leaves_the_others_alone(course, place):
+def test_an_exercise_that_is_no_python_is_not_saved_and_leaves_the_others_alone(course, place, capsys):
     course.exercise("one", "def one():\n    return 1\n")
     course.exercise("two", "def two():\n    return 2\n")
-    with pytest.raises(SyntaxError):
-        course.exercise("one", "def one(:\n")
+    course.exercise("one", "\ndef one(:\n")
+    assert "line 3 of this cell" in capsys.readouterr().out
     assert course.mine().two() == 2
     assert course.grade("m99", "one", place.folder / "m99.py")[0].startswith("❌ one: nothing is saved yet")
+
+
+def test_an_answer_that_a_stub_replaces_is_kept(course, place, capsys):
+    course.exercise("one", "def one():\n    return '对'\n")
+    course.exercise("one", "def one():\n    raise NotImplementedError\n")
+    assert "return '对'" in (place.folder / "m99.one.before.py").read_text(encoding="utf-8")
+    assert "my/m99.one.before.py" in capsys.readouterr().out
+
+
+def test_an_exercise_that_the_notebook_does_not_have_is_not_saved(course, place, capsys):
+    for line in ("on", "", "three"):
+        course.exercise(line, "def one():\n    return 1\n")
+        assert "the exercises here are one, two" in capsys.readouterr().out
+    assert not (place.folder / "m99.py").exists()
 
 
 def test_a_cell_that_waited_through_the_crash_is_refused(course, place):
@@ -329,6 +347,17 @@ def test_a_cell_that_cannot_be_loaded_is_told_from_a_broken_check(course, tmp_pa
         said = "\n".join(course.grade("m01", "run_turn", tmp_path / "m01.py"))
         assert said.startswith("❌ run_turn: what you saved cannot be loaded: ") and words in said
     assert "nothing is saved yet" in course.grade("m01", "run_turn", tmp_path / "m02.py")[0]
+
+
+@pytest.mark.long
+def test_an_answer_that_ends_the_process_or_never_ends_is_named_so(course, tmp_path, monkeypatch):
+    file = tmp_path / "m01.py"
+    file.write_text("# ── exercise run_turn ──\nimport os\ndef run_turn(*_, **__):\n    os._exit(7)\n")
+    assert course.grade("m01", "run_turn", file) == [
+        "❌ run_turn: your code ended the whole process (exit code 7)"]
+    file.write_text("# ── exercise run_turn ──\ndef run_turn(*_, **__):\n    while True: pass\n")
+    monkeypatch.setattr(course, "PATIENCE", 5)
+    assert "is there an endless loop?" in course.grade("m01", "run_turn", file)[0]
 
 
 RUN = 'import course\nprint("before", flush=True)\n'
