@@ -260,7 +260,9 @@ def check_permission_errors_travel(impl, folder):
 
 def judge_full_disk(path, answer, old, code):
     """What must be true after a write that the disk took half of, and one with room again."""
-    assert answer == [code, "no error"], f"a full disk must raise {code}; it gave {answer}"
+    assert answer == [code, "no error"], (
+        f"a full disk must raise {code}; it gave {answer}: "
+        "write() may take only a part, so go on with the rest, and let the error travel")
     lines = path.read_bytes()[len(old):].split(b"\n")
     assert path.read_bytes().startswith(old), "old bytes were changed"
     assert line_of(FIRST) in lines, "the next append did not heal the torn tail: its record is lost"

@@ -140,6 +140,7 @@ except ValueError as error:
     print("the chapter's reader:", type(error).__name__)
 print("a reader that skips: ", [each["content"] for each in small_reader(torn)])
 print("tinyharness:         ", [each["content"] for each in tinyharness.read_jsonl(torn)])
+assert len(tinyharness.read_jsonl(torn)) == 4
 course.columns(torn, synced=0)  # and the chapter never asks for the disk
 
 # %% [markdown] id="append-exercise"
@@ -149,12 +150,14 @@ course.columns(torn, synced=0)  # and the chapter never asks for the disk
 #
 # ## Your turn: `append_jsonl`
 #
-# The two helpers below are yours. Write what is missing. When it returns, the record is on disk:
+# Two helpers of the script are shown below; they are ready, and you may call them. Only `append_jsonl` is to be written. When it returns, the record is on disk:
 # 1. If the file does not end in a newline, put one *in front of* your line. Change no old byte.
 # 2. Hand over newline and line together. This file has no buffer: `file.write(data)` returns how many bytes were taken, which on a full disk may be a part. Give it the rest again, until it takes all or raises.
 # 3. `os.fsync(file.fileno())`: only now is it on disk. A *new* file's name needs that too: `tinyharness.sync_folders(path)`.
 #
 # Let errors travel: who thinks that a record is saved must be right.
+#
+# New kernel? Run the first code cell of this page again; once you are behind the crash, the cell below the crash.
 #
 # <details><summary>Hint</summary>
 #
@@ -182,16 +185,20 @@ course.check("append_jsonl")
 # %% [markdown] id="kill-warning"
 # ## The real kill
 #
-# Now a real agent turn, saved by the script. The model reads a file, runs the test, and wants to edit. **In the middle of that edit this kernel is killed**: your notebook will say that the kernel died, and start it again. (VS Code asks first: say *Restart*.) Then go on with the cell below it: select it, and *Run Selected Cell and All Below*.
+# Now a real agent turn, in a fresh folder, saved by the script. The model reads a file, runs the test, and wants to edit.
+#
+# ⚡ **The next cell kills this kernel**, in the middle of that edit: your notebook will say that the kernel died, and start it again. (VS Code asks first: say *Restart*.) Then go on with the cell below it: select it, and *Run Selected Cell and All Below*.
 #
 # **Predict:** how many of the records are still there?
 
 # %% id="kill" tags=["crash"]
+folder = course.fresh("m03_log")
 tools = course.deadly(tinyharness.TOOLS, "edit_file", "during")
 with tinyharness.Session(folder / "session.jsonl", folder / "workspace", "rehearsal") as session:
     tinyharness.run_turn(session, tinyharness.TASK, tinyharness.rehearsal_model, tools)
 
 # %% id="restart"
+import inspect
 import json
 import course
 import chapter
@@ -220,6 +227,8 @@ course.picture(log)
 # - No file: `[]`. And only read: change nothing.
 #
 # After the check, your two functions work together on the crashed session, its last record torn at every tenth byte.
+#
+# New kernel? Run the cell below the crash first.
 #
 # <details><summary>Hint</summary>
 #
@@ -264,7 +273,7 @@ except NotImplementedError:
 # So the chapter says. Think of two windows on one session. Window A asks and calls a tool; window B asks something; then A's result comes. Below, one process after the other appends a whole line.
 # **Predict:** does a strict provider take this history?
 #
-# The last lines show what the script does: one session has one writer, and a lock tells the second window.
+# The last line shows what the script does: one session has one writer, and a lock tells the second window. (It says `unknown` where the log does not name the process: the chapter's lines do not, and the first window has not written yet.)
 
 # %% id="two-windows"
 two = folder / "two.jsonl"
@@ -299,12 +308,18 @@ course.real_turn("Read parse_date.py, and say in one sentence what it does.")
 # 2. Written is not on disk: process, OS cache, disk. Sync before the next step builds on it.
 # 3. Close a torn line before you write; look behind it when you read. Whole lines are not yet a valid history: let one writer hold the file.
 #
-# `python -m pytest tests/test_m03_log.py --impl notebooks/my/m03.py` in a shell asks your reader two things more: that nothing *inside* a damaged record counts as a record, and that damage never makes it slow.
+# `python -m pytest tests/test_m03_log.py --impl notebooks/my/m03.py` in a shell asks two things more of your reader, in three tests. With the hint's reader all three are red:
+# - Nothing *inside* a damaged record counts as a record (`nothing_inside`, `random_damage`).
+# - Damage never makes it slow (`reading_is_linear`): many torn pieces on one line, and at each one the reader begins anew.
+#
+# <details><summary>Hint</summary>
+#
+# Look how the script goes on behind a damaged place: `tinyharness.parse_line??`. It looks for the next `{"`, of any object, and only from near `error.pos` on, where the decoder gave up: what is before that is the inside of a torn record. When a piece that cannot be decoded begins with `{`, a record is torn there: it remembers how many records came before (`trusted`). When it begins with `}` or `]`, that record ends here, and all since then was its inside: it goes (`del records[trusted:]`). And it counts the damages of a line, and leaves the line after `DAMAGES` of them.
+# </details>
 #
 # **Open question:** in our log a call stands without its result. What may we tell the model about it? → `m04_repair`
 
 # %% id="end"
 assert tinyharness.read_jsonl(log) == records
 assert records[-1]["event"] == "started"
-assert len(tinyharness.read_jsonl(folder / "torn.jsonl")) == 4
 assert course.ask_strict(chapter.read_jsonl(two)).startswith("400")

@@ -108,7 +108,7 @@ WRONG = {  # the mistake: (the cell, words that the check must say)
                 file.write(b"\\n")
 ''')), "one write, then one sync for each record"),
         "write is believed to take all": (
-            change(APPEND, (WRITE, "        file.write(data)\n")), "a full disk must raise"),
+            change(APPEND, (WRITE, "        file.write(data)\n")), "write() may take only a part, so go on"),
         "the name of a new file is not synced": (
             change(APPEND, (SYNC_NAME, "")), "a new file is lost in a power loss"),
         "the whole file is written anew": ('''

@@ -5,7 +5,7 @@ from pathlib import Path
 CHECKS = {"repair": (  # the core; the whole file is the challenge that the notebook names
     "tests/test_m04_repair.py",
     "call_without_result or message_between or result_twice or result_without_a_call or synthetic "
-    "or check_words")}
+    "or empty_message or check_words")}
 
 REPAIR = '''
 import tinyharness
@@ -118,6 +118,11 @@ WRONG = {"repair": {  # the mistake: (the cell, words that the check must say)
                 '                    answer = {"role": "tool", "tool_call_id": call_id}\n'
                 '                    messages.append(answer)\n')),
         "a result that no call asked for is not sent"),
+    "blank text is taken for text": (
+        change(("(text.strip() or calls)", "(text or calls)")), "an empty message is dropped"),
+    "a made-up result does not say that the outcome is unknown": (
+        change((WORDS, "I do not know whether this ran. Check before you repeat it.")),
+        "the text must say so"),
     "messages of results only are sent empty": (
         change((TEST_FOR_TEXT, "")), "content of a user message must be a non-blank string"),
 }}
