@@ -172,7 +172,7 @@ print("write_file, notes.txt:", "there" if is_there else "no such file")
 # It runs no tool and writes no file. This is the only cell to edit; running it saves it to `notebooks/my/m04.py`. (`prompt` is the system prompt; you need not use it.)
 #
 # 1. Behind each message with calls stands one result for each call. They pair by **id**, wherever in the log the result is.
-# 2. A call without a result gets a made-up one (a **synthetic** result), with true words. The check looks for `outcome unknown` or `结果未知` in them, and for nothing that claims more.
+# 2. A call without a result gets a made-up one (a **synthetic** result), with true words. The check looks for `outcome unknown` or `结果未知` in them, and refuses words that claim more.
 # 3. The first real result counts. A second one is not sent, nor one that no call asked for.
 # 4. A record with the key `verdict` is a synthetic result that an earlier resume wrote down. It is used until a real one comes. Only the key tells: a tool may print any words.
 # 5. A message that has neither text nor calls is not sent. Blank text (`"\n\t"`) is no text.
