@@ -157,6 +157,9 @@ def play(impl, path, replies, prompt=PROMPT, seen=None, **options):
     with part(impl, "Session")(str(path), str(Path(path).parent)) as session:
         seen.before = Path(path).read_bytes() if os.path.isfile(path) else b""
         seen.words = impl.run_turn(session, prompt, model, table, show=show, **options)
+    if prompt.strip() and not seen.requests:
+        pytest.fail(f"run_turn returned {seen.words!r} and never asked the model; it returns the "
+                    "model's last words")
     return seen
 
 
@@ -176,11 +179,16 @@ def calls_in(seen) -> list:
     return [text for text, _, _ in seen.steps if text != "request"]
 
 
+def expect_last_words(seen):
+    assert seen.words == DONE, (
+        f"run_turn returned {seen.words!r}; it returns the model's last words")
+
+
 def check_prompt_is_stored_before_request(impl, path):
     steps = play(impl, path, STEPS).steps
     assert steps and steps[0][1] == ["user"], (
         f"at the first request the log holds {steps and steps[0][1]}, and not the prompt: a kill "
-        " while the model thinks loses what the user typed")
+        "while the model thinks loses what the user typed")
 
 
 def check_reply_is_stored_before_tools(impl, path):
@@ -194,8 +202,8 @@ def check_results_are_stored_one_by_one(impl, path):
     steps = play(impl, path, STEPS).steps
     seen = {text: disk for text, disk, _ in steps}
     assert seen.get("二") == ["user", "assistant", "tool c1"], (
-        f"when the second tool begins, the log holds {seen.get('二')}: results that are stored "
-        "when the batch is over are lost together, and come in the order of the calls")
+        f"when the second tool begins, the log holds {seen.get('二')}, and not the call and "
+        "the first result only: results that are stored when the batch is over are lost together")
     requests = [disk for text, disk, _ in steps if text == "request"]
     assert requests[1:] == [
         ["user", "assistant", "tool c1", "tool c2"],
@@ -206,7 +214,7 @@ def check_results_are_stored_one_by_one(impl, path):
 def check_turn_ends_with_last_words(impl, path):
     seen = play(impl, path, STEPS)
     assert calls_in(seen) == ["一", "二", "三"], f"asked for 一 二 三, but there ran {calls_in(seen)}"
-    assert seen.words == DONE, f"run_turn returns the model's last words, not {seen.words!r}"
+    expect_last_words(seen)
     assert "".join(seen.shown).count(DONE) == 1, "the last words are shown once"
     assert on_disk(path)[-1:] == ["assistant"], "the last words are part of the session"
 
@@ -243,7 +251,8 @@ def check_each_call_has_one_result(impl, path):
         assert text.strip() and words in text, (
             f"where {problem}, the model must read it in words, and it reads {text!r}")
     assert calls_in(seen) == ["前", "后"], f"only the good calls run: {calls_in(seen)}"
-    assert [judge(request) for request in seen.requests] == [[], []]
+    refused = [judge(request) for request in seen.requests]
+    assert refused == [[], []], f"a strict provider is asked twice, and says {refused}"
 
 
 def check_cut_off_call_is_not_run(impl, path):
@@ -253,7 +262,7 @@ def check_cut_off_call_is_not_run(impl, path):
     assert calls_in(seen) == [], "a call of a reply that was cut off may be half: do not run it"
     text = dict(results_in(path)).get("c1", "")
     assert "length" in text or "cut" in text, f"its result must say why it was not run: {text!r}"
-    assert seen.words == DONE
+    expect_last_words(seen)
 
 
 def check_refused_call_is_not_run(impl, path):
@@ -281,7 +290,8 @@ def check_failed_model_stores_nothing(impl, path):
         assert on_disk(log) == stored, (
             f"a request that failed has said nothing, but the log holds {on_disk(log)}")
         again = play(impl, log, STEPS, prompt="继续 ▶")
-        assert again.words == DONE, "the session must go on after a failed request"
+        assert on_disk(log)[-1:] == ["assistant"], "the session must go on after a failed request"
+        expect_last_words(again)
         assert not any(map(judge, again.requests)), [judge(each) for each in again.requests]
 
 
@@ -328,12 +338,28 @@ def check_typed_lines_wait_for_results(impl, path):
     assert disk.count("user") == 3, "a blank line is not stored"
 
 
+def check_typed_lines_do_not_wait_for_last_words(impl, path):
+    typed = ["先停一下 ✋"]
+
+    def listen():
+        return [typed.pop()] if typed else []
+
+    requests = play(impl, path, [*STEPS, say(DONE)], listen=listen).requests
+    sent = [any(message["content"] == "先停一下 ✋" for message in each) for each in requests[1:]]
+    assert sent and all(sent), (
+        "a line that was typed while the tools ran belongs in the next request: ask listen after "
+        "every step, also when it had calls, or nobody can steer an agent that is at work")
+
+
 def check_failed_write_stops_turn(impl, path):
     batch = ask(note("c1", "一"), ("c2", "block", {}), note("c3", "三"))
     seen, error = try_to_play(impl, path, [batch, say(DONE)])
     assert error, "a result could not be written, and the turn went on as if it were stored"
     assert calls_in(seen) == ["一"], "no tool may run once the log cannot be written"
-    assert on_disk(f"{path}.kept") == ["user", "assistant", "tool c1"]
+    kept = on_disk(f"{path}.kept")
+    assert kept == ["user", "assistant", "tool c1"], (
+        f"the log broke in the second call, and holds {kept}, not the prompt, the reply and the "
+        "first result: each is stored as soon as it is there")
 
 
 def check_started_is_stored_before_effect(impl, path):
@@ -351,7 +377,7 @@ CHECKS = [
     check_each_call_has_one_result, check_cut_off_call_is_not_run, check_refused_call_is_not_run,
     check_failed_model_stores_nothing, check_blank_prompt_changes_nothing,
     check_system_prompt_is_sent_not_stored, check_typed_lines_wait_for_results,
-    check_failed_write_stops_turn,
+    check_typed_lines_do_not_wait_for_last_words, check_failed_write_stops_turn,
 ]
 name_of = "{0.__name__}".format
 
@@ -480,6 +506,12 @@ WRONG = {  # the mistake: (the check that sees it, words of its message, old tex
         RUN, RUN + "            session.add_prompts(listen())\n"),
     "typed lines are lost": (check_typed_lines_wait_for_results, "belongs to this turn too",
                              LISTEN, "        more = calls\n"),
+    "typed lines wait for the last words": (
+        check_typed_lines_do_not_wait_for_last_words, "ask listen after every step",
+        LISTEN, "        more = calls or session.add_prompts(listen())\n"),
+    "nothing is returned": (
+        check_turn_ends_with_last_words, "run_turn returned None; it returns",
+        '    return reply["content"]\n', ""),
     "a failed write is swallowed": (
         check_failed_write_stops_turn, "no tool may run", STORE_RESULT,
         "            try:\n    " + STORE_RESULT + "            except Exception: pass\n"),

@@ -8,8 +8,10 @@
 # - say what such an agent remembers, and where,
 # - explain why it forgets everything when its process dies, unless each step is on disk first.
 #
-# Run the cells from top to bottom. The first one makes a folder for this page, with a date parser that is wrong, and its test. The model is the
-# **rehearsal model**: a script that plays this one task. Everything around it is real.
+# These pages follow a course chapter on session persistence: **the chapter**. Its own code is kept in `tests/chapter.py`.
+#
+# Run the cells from top to bottom. The first makes a folder with a wrong date parser and its test. The **rehearsal model** is a script that
+# plays this one task; everything around it is real.
 
 # %% id="setup"
 import inspect
@@ -60,7 +62,7 @@ assert model(messages, []) == model(messages, [])
 print(inspect.getsource(tinyharness.run_turn))
 
 # %% [markdown] id="predict-words"
-# **Predict**, before you run the next cell: the parser has two faults, and the test stops at the first one. How many times will the model be asked?
+# **Predict**: the parser has two faults, and the test stops at the first one. How many times will the model be asked?
 
 # %% id="run"
 def counted(messages, tools):
@@ -76,9 +78,9 @@ course.picture(folder / "whole.jsonl")
 
 # %% [markdown] id="run-after"
 # Seven times: read, test, edit, test, edit, test, and a last reply that holds no call, which ends the turn. Each request is two messages
-# longer than the one before. (The first message is always the system prompt.)
+# longer than the one before. (The first message is the system prompt.)
 #
-# In the picture each call is joined with its result. Every line of it is a line of a file. Does it have to be?
+# In the picture each call is joined with its result; each line is a line of a file. Does it have to be?
 #
 # ## Memory is not storage
 #
@@ -98,6 +100,7 @@ with NaiveSession(folder / "naive.jsonl", folder / "workspace") as session:
 # %% [markdown] id="kill-words"
 # ⚡ **The next cell kills this kernel**, right behind the first edit of a real turn. Jupyter tells you that the kernel died, and starts a new one. (VS Code asks first: choose *Restart*.)
 # Then select the cell below it, and choose *Run Selected Cell and All Below*.
+# (To kill it once more, begin at the top.)
 #
 # **Predict**: what will still be there? The list of records? The edited file? A trace of who edited it?
 
@@ -124,14 +127,14 @@ assert edited and "session" not in globals() and not tinyharness.read_jsonl(fold
 #
 # ## Saved at once, or saved at the end?
 #
-# The chapter's first version does have a file, and does save the session: when the run is over. Let us kill it while it waits for the model's first,
-# second, third and fourth answer, each time in a child process, and count what is on disk. Then the same with `run_turn`.
+# The chapter's first version does have a file, and does save the session: when the run is over. Let us kill it, in a child process, while it waits for
+# the model's first, second, third and fourth answer, and count what is on disk; then the same with `run_turn`.
 
 # %% id="chapter-child"
 chapter_child = """
 import sys, course, chapter
 def ask_model(history):
-    if len(history) == 2 * int(sys.argv[2]) - 1:
+    if len(history) >= 2 * int(sys.argv[2]) - 1:
         course.kill_kernel()
     return [{"type": "tool_use", "id": f"c{len(history)}", "name": "look", "input": {}}]
 chapter.run_agent(sys.argv[1], "tidy up", ask_model, lambda call: "all is tidy")
@@ -141,7 +144,7 @@ chapter.run_agent(sys.argv[1], "tidy up", ask_model, lambda call: "all is tidy")
 script_child = """
 import sys, course, tinyharness
 def ask_model(messages, tools):
-    if len(messages) == 2 * int(sys.argv[2]):
+    if len(messages) >= 2 * int(sys.argv[2]):
         course.kill_kernel()
     function = {"name": "read_file", "arguments": '{"path": "parse_date.py"}'}
     call = {"id": f"c{len(messages)}", "type": "function", "function": function}
@@ -154,6 +157,7 @@ with tinyharness.Session(sys.argv[1], "workspace") as session:
 left = {"chapter": [], "run_turn": []}
 for name, source in (("chapter", chapter_child), ("run_turn", script_child)):
     for step in (1, 2, 3, 4):
+        (folder / f"{name}{step}.jsonl").unlink(missing_ok=True)
         ended = course.in_child(source, f"{name}{step}.jsonl", step)
         left[name].append(len(tinyharness.load_session(folder / f"{name}{step}.jsonl")))
     print(f"{name:8} {ended}; messages left: {left[name]}")
@@ -165,7 +169,8 @@ assert left == {"chapter": [0, 0, 0, 0], "run_turn": [1, 3, 5, 7]}
 #
 # ## Your turn: write the loop
 #
-# This is the only cell to edit. It is saved to `notebooks/my/m01.py` when you run it, so it must bring its own imports. You may use
+# This is the only cell to edit. It is saved to `notebooks/my/m01.py` when you run it, so it must bring its own imports. New kernel? Run the cell below the
+# crash first. You may use
 #
 # - `session.add_prompts([prompt])`: puts what was typed on disk, and says whether there was anything
 # - `tinyharness.repair(session.records, "You work in " + session.workspace)`: the messages, ready to send
@@ -173,7 +178,7 @@ assert left == {"chapter": [0, 0, 0, 0], "run_turn": [1, 3, 5, 7]}
 # - `session.append(record)`: on disk when it returns
 # - `tinyharness.open_calls(session.records[-1:])`: the calls of the last record
 # - `tinyharness.run_call(session, call, tools, approve)`: the text that answers a call, whatever happens (milestone 2)
-# - `listen()`: lines that were typed meanwhile; ask when no call is open, and go on if there are any
+# - `listen()`: lines that were typed meanwhile; ask after each step, when its calls have their results; go on if there are any
 #
 # <details><summary>Hint</summary>
 #
@@ -197,7 +202,7 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
 course.check("run_turn")
 
 # %% [markdown] id="mine-words"
-# One red line for each check that fails. The same checks from a shell: `python -m pytest tests/test_m01_loop.py --impl notebooks/my/m01.py`.
+# A red line for each check that fails. From a shell: `python -m pytest tests/test_m01_loop.py --impl notebooks/my/m01.py`.
 #
 # When it is green, kill it, as above.
 
@@ -205,6 +210,7 @@ course.check("run_turn")
 mine_child = script_child.replace("tinyharness.run_turn", "course.mine().run_turn")
 endings, counts = set(), []
 for step in (1, 2, 3, 4):
+    (folder / f"mine{step}.jsonl").unlink(missing_ok=True)
     endings.add(course.in_child(mine_child, f"mine{step}.jsonl", step).splitlines()[-1])
     counts.append(len(tinyharness.load_session(folder / f"mine{step}.jsonl")))
 print(f"{'; '.join(endings)}: {counts} messages left")

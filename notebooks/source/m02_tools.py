@@ -150,6 +150,7 @@ with tinyharness.Session(folder / "six.jsonl") as session:
 # Cell and All Below*. All variables will be gone.
 
 # %% id="kill" tags=["crash"]
+(folder / "killed.jsonl").unlink(missing_ok=True)
 deadly = course.deadly(tinyharness.TOOLS, "bash", "during")
 with tinyharness.Session(folder / "killed.jsonl", workspace, "rehearsal") as session:
     tinyharness.run_turn(session, tinyharness.TASK, tinyharness.rehearsal_model, deadly)
@@ -159,6 +160,7 @@ import course
 import tinyharness
 
 folder = course.reopen("m02_tools")
+workspace = folder / "workspace"
 log = folder / "killed.jsonl"
 left_open = tinyharness.open_calls(tinyharness.read_jsonl(log))
 assert [call.name for call in left_open] == ["bash"]
@@ -184,6 +186,7 @@ print("load_session:", course.ask_strict(tinyharness.load_session(log)))
 # is not used.
 #
 # This is the only cell to edit. It is saved to `notebooks/my/m02.py` when you run it, so it outlives the kernel.
+# New kernel? Run the cell below the crash first.
 #
 # | fate | the model reads |
 # |---|---|
@@ -231,7 +234,7 @@ course.check("run_tool")
 # %% id="yours"
 six = tinyharness.load_session(folder / "six.jsonl")
 (folder / "mine.jsonl").unlink(missing_ok=True)
-with tinyharness.Session(folder / "mine.jsonl", folder / "workspace") as session:
+with tinyharness.Session(folder / "mine.jsonl", workspace) as session:
     for message in six[:2]:
         session.append(message)
     try:

@@ -83,6 +83,11 @@ WRONG = {"run_turn": {  # the mistake: (the cell, words that the check must say)
     "typed lines are stored at once": (
         change((RUN, RUN + "            session.add_prompts(listen())\n")),
         "between a call and its result"),
+    "typed lines wait for the last words": (
+        change((LISTEN, "        more = calls or session.add_prompts(listen())\n")),
+        "ask listen after every step"),
+    "nothing is returned": (
+        change(('    return reply["content"]\n', "")), "run_turn returned None; it returns"),
     "the system prompt is stored": (
         change(("    more = session.add_prompts([prompt])\n",
                 '    session.append({"role": "system", "content": f"In {session.workspace}."})\n'

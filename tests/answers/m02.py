@@ -86,7 +86,7 @@ WRONG = {"run_tool": {  # the mistake: (the cell, words that the check must say)
                         "        return f'Unknown tool {call}'\n    arguments ="),
         "where the tool is unknown, the log holds no result of the call, and it must hold exactly one"),
     "the result is returned and not stored": (
-        change((FINALLY + APPEND, "    return result\n")), "what run_tool returns is not stored"),
+        change((FINALLY + APPEND, "    return result\n")), "run_tool stores no result, not even where all is well"),
     "sys.exit of a tool ends the agent": (
         change((CATCH, "    except Exception as error:\n")),
         "where the tool calls sys.exit, the model is to read it in a result"),
