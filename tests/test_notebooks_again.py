@@ -5,7 +5,6 @@ import notebook_runner as runner
 import pytest
 
 
-ONCE = ("m01_loop",)  # its sweep appends to the logs of the sweep before
 
 
 def below_the_last_crash(cells) -> list:
@@ -15,7 +14,7 @@ def below_the_last_crash(cells) -> list:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [each for each in runner.names() if each not in ONCE])
+@pytest.mark.parametrize("name", runner.names())
 def test_all_below_the_restart_can_be_run_again(name, tmp_path):
     runner.copy_project(tmp_path)
     notebook = runner.run(runner.build(name), tmp_path / "notebooks")

@@ -277,9 +277,9 @@ course.real_turn("Is the mail to 小明 out? Say what you know, and how you know
 #
 # From their public code. Does one of them claim more than the log knows?
 #
-# - **Codex** puts `aborted` behind each call without an output, whenever it builds a request (`context_manager/normalize.rs`).
-# - **pi** puts in an error, `No result provided`, in the request only (`transform-messages.ts`).
-# - **dsh** tells *not started* from *outcome unknown*, and appends that to its log (`session/repair.ts`).
+# - **Codex** puts `aborted` behind each call without an output, whenever it builds a request ([normalize.rs](https://github.com/openai/codex/blob/main/codex-rs/core/src/context_manager/normalize.rs)).
+# - **pi** puts in an error, `No result provided`, in the request only ([transform-messages.ts](https://github.com/earendil-works/pi/blob/main/packages/ai/src/api/transform-messages.ts)).
+# - **dsh** tells *not started* from *outcome unknown*, and appends that to its log ([packages/core/session/src/repair.ts](https://github.com/deepseek-ai/deepseek-harness/blob/HEAD/packages/core/session/src/repair.ts)).
 #
 # ## In three lines
 #
