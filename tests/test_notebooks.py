@@ -16,7 +16,8 @@ import tinyharness
 NAMES = runner.names()
 NOT_THE_STARTER = [name for name in NAMES if name != "m00_start"]
 ANSWERS = [(name, *answer) for name in NAMES if runner.load_answers(name) for answer in runner.answers(name)]
-NO_PROSE = re.compile(r"```.*?```|<details>.*?</details>", re.S)  # code, and hints that are folded
+# Code, hints that are folded, and addresses.
+NO_PROSE = re.compile(r"```.*?```|<details>.*?</details>|\(https://[^)]*\)", re.S)
 ALLOWED_AGAIN = ("wrong", "small", "naive", "chapter", "my")  # a version with such a name says so itself
 
 

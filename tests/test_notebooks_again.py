@@ -5,8 +5,6 @@ import notebook_runner as runner
 import pytest
 
 
-
-
 def below_the_last_crash(cells) -> list:
     """The code cells from the last restart on."""
     last = max(index for index, cell in enumerate(cells) if "crash" in cell.metadata.get("tags", []))
