@@ -11,8 +11,8 @@ def find_row(text, name):
 
 
 def round_down(number):
-    """The first digits of a number: a folder more or less, or another machine, changes the others."""
-    unit = 10 ** (len(str(number)) - (1 if number < 100 else 2))
+    """A round number below: a folder more or less, or another Python, makes other system calls."""
+    unit = 5 * 10 ** (len(str(number)) - 2)
     return number // unit * unit
 
 
