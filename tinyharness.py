@@ -35,7 +35,6 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
     sys.exit(print(__doc__))  # exit code 0, before the imports: they take longer than Python
 
 import argparse
-import collections
 import contextlib
 import errno
 import gc
@@ -52,7 +51,6 @@ import signal
 import subprocess
 import threading
 import time
-import types
 from concurrent.futures import ThreadPoolExecutor
 
 try:
@@ -81,7 +79,7 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 SURROGATE = re.compile("[\ud800-\udfff]")
 STRICT = json.JSONDecoder(  # int() refuses NaN, which is no JSON; round() a number like 1e999
     parse_constant=int, parse_float=lambda digits: float(digits) + 0 * round(float(digits))).decode
-NO_CALLS = (iter(()), iter(()), collections.deque())  # of an id: to begin, to answer, only guessed
+NO_CALLS = (iter(()), iter(()), iter(()))  # of an id: to begin, to answer, to answer for sure
 DECODE = json.JSONDecoder().raw_decode
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
 APPLIED = "applied: the file holds exactly the bytes that this call asked for; do not repeat it"
@@ -114,6 +112,11 @@ class SessionError(Exception):
 
 class Failure(Exception):
     """Foreign code that failed, the model's or a tool's; of a failed request nothing is stored."""
+
+class Call:
+    """A call in a log, with what became of it. Tracked: who wrote its batch would have logged it
+    if it had begun. With slots, because a long session has many: they take a third of the room."""
+    __slots__ = "id name arguments sent started result unsure arrived cut_off tracked".split()
 
 # ── §1 loop ───────────────────────────────────────────────────────────────────────────────────────
 # An agent is a loop: messages go to the model, its calls to the tools, their results to the model.
@@ -409,9 +412,9 @@ def read_message(record) -> tuple:
 def new_call(said, function, sent_ids, counter, record, tracked):
     """A call: what was asked, how it is sent; later whether it began, and its result."""
     function = function if isinstance(function, dict) else {}
-    call = types.SimpleNamespace(id=text_of(said), name=text_of(function.get("name")))
-    call.started, call.result, call.synthetic, call.arrived = {}, "", False, float("inf")
-    # Tracked: who wrote this batch of calls would have logged it if this one had begun.
+    call = Call()
+    call.id, call.name = text_of(said), text_of(function.get("name"))
+    call.started, call.result, call.unsure, call.arrived = {}, "", False, float("inf")
     call.cut_off, call.tracked = record.get("finish_reason") == "length", tracked
     # Its own id, or one of nine letters and digits, which every provider takes.
     sent_id = call.id
@@ -438,15 +441,14 @@ def group_calls(records) -> list:
         text, said, results = read_message(record)
         for said_id, result in results:
             key, synthetic = text_of(said_id), "verdict" in record
-            _, waiting, settled = by_id.get(key, NO_CALLS)
+            _, waiting, again = by_id.get(key, NO_CALLS)
             call = next((call for call in waiting if not call.result), None)
-            if settled and not call and not synthetic:
-                call = settled.popleft()  # a real result beats a synthetic one
+            if not call and not synthetic:  # a real result beats a verdict, and one without an id
+                call = next((call for call in again if call.unsure and call.id == key), None)
             if call:
-                call.result, call.synthetic = result if result.strip() else "(no output)", synthetic
+                call.result = result if result.strip() else "(no output)"
                 call.arrived = min(call.arrived, next(counter))
-                # What has no sure result, but a verdict or one without an id, can still get one.
-                by_id[call.id][2].extend([call] if synthetic or key != call.id else [])
+                call.unsure = synthetic or key != call.id
             groups += [] if key in by_id else [("orphan", result, ())]
         tracked = [record] if record.get("tracked") is True else []
         calls = [new_call(*each, sent_ids, counter, record, tracked) for each in said]
@@ -455,7 +457,7 @@ def group_calls(records) -> list:
         for call in calls:
             same_id.setdefault(call.id, []).append(call)
         for key, same in {"": calls, **same_id}.items() if calls else ():
-            by_id[key] = (iter(same), iter(same), collections.deque())
+            by_id[key] = (iter(same), iter(same), iter(same))
         if record["role"] != "tool" and (text.strip() or calls):
             groups.append((record["role"], text, calls))
     return groups
