@@ -102,7 +102,7 @@ def paused_collector():
 def clean(text) -> str:
     """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
     try:
-        text.encode()  # many times as fast as a look at each letter
+        text.encode()
         return text
     except UnicodeEncodeError:
         return SURROGATE.sub("\ufffd", text)
@@ -115,7 +115,7 @@ class Failure(Exception):
 
 class Call:
     """A call in a log, with what became of it. Tracked: who wrote its batch would have logged it
-    if it had begun. With slots, because a long session has many: they take a third of the room."""
+    if it had begun. Unsure: its result is a verdict, or came without an id."""
     __slots__ = "id name arguments sent started result unsure arrived cut_off tracked".split()
 
 # ── §1 loop ───────────────────────────────────────────────────────────────────────────────────────
