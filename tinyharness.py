@@ -37,7 +37,6 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
 import argparse
 import contextlib
 import errno
-import gc
 import hashlib
 import inspect
 import itertools
@@ -88,16 +87,6 @@ DIFFERS = "differs: the file is neither as before nor as asked for; look at it b
 INTERRUPTED = "interrupted: it only reads, so it is safe to call again"
 UNKNOWN = ("outcome unknown: it may have run fully, partly or not at all, or may still run; "
            "check the real state before you repeat it")
-
-@contextlib.contextmanager
-def paused_collector():
-    """No search for garbage: among many new objects it takes most of the time and finds nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        enabled and gc.enable()
 
 def clean(text) -> str:
     """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
@@ -466,7 +455,6 @@ def open_calls(records) -> list:
     """The calls without a result, in order."""
     return [call for _, _, calls in group_calls(records) for call in calls if not call.result]
 
-@paused_collector()
 def repair(records, prompt="") -> list:
     """Turn any list of records into messages ready to send: pure, total, linear, idempotent."""
     messages, system = [], {clean(prompt): None}  # a dict keeps each text once, in order
