@@ -75,7 +75,6 @@ GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks,
 DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
 TORN = ("torn or damaged JSON", "damaged in too many places; the rest of this line is not read")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-SURROGATE = re.compile("[\ud800-\udfff]")
 STRICT = json.JSONDecoder(  # int() refuses NaN, which is no JSON; round() a number like 1e999
     parse_constant=int, parse_float=lambda digits: float(digits) + 0 * round(float(digits))).decode
 NO_CALLS = (iter(()), iter(()), iter(()))  # of an id: to begin, to answer, to answer for sure
@@ -90,11 +89,7 @@ UNKNOWN = ("outcome unknown: it may have run fully, partly or not at all, or may
 
 def clean(text) -> str:
     """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
-    try:
-        text.encode()
-        return text
-    except UnicodeEncodeError:
-        return SURROGATE.sub("\ufffd", text)
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 class SessionError(Exception):
     """A session that cannot be used: the text says which, why, and what to do now."""
