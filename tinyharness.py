@@ -97,11 +97,6 @@ class SessionError(Exception):
 class Failure(Exception):
     """Foreign code that failed, the model's or a tool's; of a failed request nothing is stored."""
 
-class Call:
-    """A call in a log, with what became of it. Tracked: who wrote its batch would have logged it
-    if it had begun. Unsure: its result is a verdict, or came without an id."""
-    __slots__ = "id name arguments sent started result unsure arrived cut_off tracked".split()
-
 # ── §1 loop ───────────────────────────────────────────────────────────────────────────────────────
 # An agent is a loop: messages go to the model, its calls to the tools, their results to the model.
 
@@ -393,23 +388,24 @@ def read_message(record) -> tuple:
             results.append((block.get("tool_use_id"), text_of(block.get("content"))))
     return text_of(content), calls if role == "assistant" else [], results
 
-def new_call(said, function, sent_ids, counter, record, tracked):
-    """A call: what was asked, how it is sent; later whether it began, and its result."""
-    function = function if isinstance(function, dict) else {}
-    call = Call()
-    call.id, call.name = text_of(said), text_of(function.get("name"))
-    call.started, call.result, call.unsure, call.arrived = {}, "", False, float("inf")
-    call.cut_off, call.tracked = record.get("finish_reason") == "length", tracked
-    # Its own id, or one of nine letters and digits, which every provider takes.
-    sent_id = call.id
-    while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
-        sent_id = f"c{next(counter):08d}"
-    sent_ids.add(sent_id)
-    name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unknown"
-    call.arguments = arguments_text(function.get("arguments"))
-    function = {"name": name, "arguments": call.arguments}
-    call.sent = {"id": sent_id, "type": "function", "function": function}
-    return call
+class Call:
+    """A call in a log, with what became of it. Tracked: who wrote its batch would have logged it
+    if it had begun. Unsure: its result is a verdict, or came without an id."""
+    __slots__ = "id name arguments sent started result unsure arrived cut_off tracked".split()
+    def __init__(self, said, function, sent_ids, counter, record, tracked):
+        function = function if isinstance(function, dict) else {}
+        self.id, self.name = text_of(said), text_of(function.get("name"))
+        self.started, self.result, self.unsure, self.arrived = {}, "", False, float("inf")
+        self.cut_off, self.tracked = record.get("finish_reason") == "length", tracked
+        # Its own id, or one of nine letters and digits, which every provider takes.
+        sent_id = self.id
+        while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
+            sent_id = f"c{next(counter):08d}"
+        sent_ids.add(sent_id)
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", self.name)[:64] or "unknown"
+        self.arguments = arguments_text(function.get("arguments"))
+        function = {"name": name, "arguments": self.arguments}
+        self.sent = {"id": sent_id, "type": "function", "function": function}
 
 def group_calls(records) -> list:
     """The fold: (role, text, calls) of each message, each call with what became of it."""
@@ -435,7 +431,7 @@ def group_calls(records) -> list:
                 call.unsure = synthetic or key != call.id
             groups += [] if key in by_id else [("orphan", result, ())]
         tracked = [record] if record.get("tracked") is True else []
-        calls = [new_call(*each, sent_ids, counter, record, tracked) for each in said]
+        calls = [Call(*each, sent_ids, counter, record, tracked) for each in said]
         # From here on an id means these calls; no id means those without one, or all in order.
         same_id = {}
         for call in calls:
