@@ -359,9 +359,7 @@ def dicts_in(value) -> list:
 
 def text_of(content) -> str:
     """All text in a string or in a list of content blocks; "" in anything else."""
-    if isinstance(content, str):
-        return clean(content)
-    texts = [block.get("text") for block in dicts_in(content)]
+    texts = [content, *(block.get("text") for block in dicts_in(content))]
     return clean("\n".join(text for text in texts if isinstance(text, str)))
 
 def arguments_text(said) -> str:
