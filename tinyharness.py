@@ -75,8 +75,7 @@ GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks,
 DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
 TORN = ("torn or damaged JSON", "damaged in too many places; the rest of this line is not read")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-STRICT = json.JSONDecoder(  # int() refuses NaN, which is no JSON; round() a number like 1e999
-    parse_constant=int, parse_float=lambda digits: float(digits) + 0 * round(float(digits))).decode
+STRICT = json.JSONDecoder(parse_constant=int).decode  # int() refuses NaN, which is no JSON
 NO_CALLS = (iter(()), iter(()), iter(()))  # of an id: to begin, to answer, to answer for sure
 DECODE = json.JSONDecoder().raw_decode
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
@@ -364,15 +363,15 @@ def text_of(content) -> str:
 
 def arguments_text(said) -> str:
     """Arguments as a string that holds a JSON object, whatever the model said."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError, OverflowError):
-        value = STRICT(said) if isinstance(said, str) else said
+    text = clean(said) if isinstance(said, str) else ""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        value = STRICT(text) if text else said
         if isinstance(value, dict):
+            spelled = json.dumps(value, ensure_ascii=False, allow_nan=False)
             # Letter for letter, unless an escape hides half a character.
-            escaped = not isinstance(said, str) or "\\u" in said
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False) if escaped else said
-            return said if isinstance(said, str) and clean(text) == text else clean(text)
-    broken = isinstance(said, str) and said.strip() not in ("", "null")
-    return json.dumps({"arguments_were_no_json_object": clean(said)} if broken else {})
+            return text if text and clean(spelled) == spelled else clean(spelled)
+    broken = text.strip() not in ("", "null")
+    return json.dumps({"arguments_were_no_json_object": text} if broken else {})
 
 def read_message(record) -> tuple:
     """The text, calls and results of a message, in the API's dialect or in the chapter's blocks."""
