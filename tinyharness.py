@@ -52,10 +52,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-try:
+fcntl = None
+with contextlib.suppress(ImportError):  # Windows has no lock of this kind
     import fcntl
-except ImportError:  # Windows has no lock of this kind
-    fcntl = None
 
 VERSION = "0.7"
 SESSIONS = os.path.join(".tinyharness", "sessions")

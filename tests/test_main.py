@@ -385,7 +385,7 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
         check_c_locale, 'stream.reconfigure(errors="backslashreplace")', "pass"),
     "the end of the pipe": (
         check_closed_output, "except OSError:  # nobody reads on", "except EOFError:  #"),
-    "import without fcntl": (check_import, "except ImportError:  # Windows", "except EOFError:  #"),
+    "import without fcntl": (check_import, "suppress(ImportError):  # Windows", "suppress(EOFError):  #"),
     "import without exit": (check_import, 'if __name__ == "__main__" and {', "if {"),
 }
 
