@@ -72,7 +72,6 @@ JSON_TYPES = {"str": {"type": "string"}, "int": {"type": "integer"}, "float": {"
 ROLES = ("system", "user", "assistant", "tool")
 GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks, BOMs, commas
 DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
-TORN = ("torn or damaged JSON", "damaged in too many places; the rest of this line is not read")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 STRICT = json.JSONDecoder(parse_constant=int).decode  # int() refuses NaN, which is no JSON
 NO_CALLS = (iter(()), iter(()), iter(()))  # of an id: to begin, to answer, to answer for sure
@@ -334,14 +333,14 @@ def parse_line(line) -> tuple:
             records += [value] if is_record(value) else []
             problem = problem or ("" if is_record(value) else "neither a message nor an event")
         except (ValueError, RecursionError) as error:
-            problem, place = TORN[damages + 1 == DAMAGES], getattr(error, "pos", position)
+            problem, place = "torn or damaged JSON", getattr(error, "pos", position)
             if text[position] == "{":
                 trusted = len(records)  # what came before this torn record stands
             elif text[position] in "]}":
                 del records[trusted:]  # what came before this end was the inside of a record
             # A torn record (say, within \u0041) breaks the grammar at most 8 characters later.
             damages, position = damages + 1, text.find('{"', max(position + 1, place - 8))
-    return records, problem
+    return records, problem if damages < DAMAGES else "damaged in too many places to read on"
 
 def is_record(value) -> bool:
     """Whether a JSON value is a message or an event."""
