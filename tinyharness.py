@@ -235,22 +235,21 @@ def bash(session, command: str, timeout: float = 120) -> str:
     output, sizes, limit = bytearray(), [], min(BASH_SECONDS, float(timeout))  # so NaN is 600
     born, pool, ending = [], ThreadPoolExecutor(1), f"timed out; {UNKNOWN}"
     def drain():
-        while chunk := os.read(process.stdout.fileno(), 65_536):
+        while chunk := os.read(born[0].stdout.fileno(), 65_536):
             sizes.append(len(chunk))
             output.extend(chunk)
             del output[HEAD_BYTES:-TAIL_BYTES]
-        process.stdout.close()
+        born[0].stdout.close()
     def bear():
         born.append(subprocess.Popen(["bash", "-c", command], **place))
+        reader.start()
     # In threads: Ctrl-C cannot lose a process at its birth, a kept pipe cannot keep the harness.
     reader = threading.Thread(target=drain, daemon=True)
     pool.submit(int).result()  # its thread begins here, where Ctrl-C loses nothing
     try:
         pool.submit(bear).result()
-        process = born[0]
-        reader.start()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            ending = f"exit code {process.wait(limit)}"
+            ending = f"exit code {born[0].wait(limit)}"
     finally:
         pool.shutdown()
         for process in born:
