@@ -74,7 +74,6 @@ GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks,
 DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 STRICT = json.JSONDecoder(parse_constant=int).decode  # int() refuses NaN, which is no JSON
-NO_CALLS = (iter(()), iter(()), iter(()))  # of an id: to begin, to answer, to answer for sure
 DECODE = json.JSONDecoder().raw_decode
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
 APPLIED = "applied: the file holds exactly the bytes that this call asked for; do not repeat it"
@@ -406,7 +405,7 @@ def group_calls(records) -> list:
     groups, by_id, sent_ids, counter = [], {}, set(), itertools.count()
     for record in filter(is_record, records):
         if record.get("role") not in ROLES:
-            begin, _, _ = by_id.get(text_of(record.get("tool_call_id")), NO_CALLS)
+            begin, _, _ = by_id.get(text_of(record.get("tool_call_id")), ((), (), ()))
             begin = (call for call in begin if not call.started and not call.result)
             if record["event"] == "started" and (call := next(begin, None)):
                 call.started = record
@@ -415,7 +414,7 @@ def group_calls(records) -> list:
         text, said, results = read_message(record)
         for said_id, result in results:
             key, synthetic = text_of(said_id), "verdict" in record
-            _, waiting, again = by_id.get(key, NO_CALLS)
+            _, waiting, again = by_id.get(key, ((), (), ()))
             call = next((call for call in waiting if not call.result), None)
             if not call and not synthetic:  # a real result beats a verdict, and one without an id
                 call = next((call for call in again if call.unsure and call.id == key), None)
@@ -431,7 +430,7 @@ def group_calls(records) -> list:
         for call in calls:
             same_id.setdefault(call.id, []).append(call)
         for key, same in {"": calls, **same_id}.items() if calls else ():
-            by_id[key] = (iter(same), iter(same), iter(same))
+            by_id[key] = (iter(same), iter(same), iter(same))  # to begin, answer, answer for sure
         if record["role"] != "tool" and (text.strip() or calls):
             groups.append((record["role"], text, calls))
     return groups
