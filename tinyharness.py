@@ -6,15 +6,19 @@
 """tinyharness: an agent that cannot lose your session, in one file made for reading.
 
     python tinyharness.py [PROMPT]    take one turn; without PROMPT ask for prompts, or read one
-      --resume PATH|ID|last           go on with a session: show what was found, then wait
+      --resume SESSION                go on with a path, an id, the beginning of one, or `last`
+      --search WORDS                  find what was said in other sessions (at the prompt: /search)
+      --show SESSION                  the timeline: a line for each record
+      --check SESSION                 what is in the file, and is it sound: exit code 0, or 1
+      --fork SESSION[:LINE]           a new session from the records of another one
+      --salvage SESSION               the same, for a damaged one
       --demo                          kill a real agent in the middle of a tool, and resume it
-      --rehearse                      play the built-in rehearsal model: scripted, offline
-      --model NAME                    ask this model; default OPENAI_MODEL (with OPENAI_API_KEY
-                                      or OPENAI_BASE_URL set; else the rehearsal model plays)
+      --rehearse                      play a script, as without OPENAI_API_KEY or OPENAI_BASE_URL
+      --model NAME                    ask this model; default OPENAI_MODEL
       --yes                           allow every call of a tool without asking
       --workspace DIR                 where the tools work; default here
       --sessions DIR                  where sessions are kept; default .tinyharness/sessions
-      --version, --help
+      --help, --version
 
 A session is one append-only JSONL file. Everything else is a fold of its records:
 
@@ -24,7 +28,7 @@ A session is one append-only JSONL file. Everything else is a fold of its record
     {"role": "tool", "tool_call_id": "c1", "content": "..."}          on disk before the next step
 
 In reading order: 1 loop, 2 tools, 3 log, 4 repair, 5 intent, 6 control, 7 resume, 8 lifecycle,
-the models, the command line. The number of a section is its milestone in the course.
+11 search and replay, models, main. A section's number is its milestone.
 
 What it does not do: no sandbox (bash can do what you can do), no images, no parallel tools,
 no lock on Windows, no rollback of files.
@@ -32,40 +36,22 @@ no lock on Windows, no rollback of files.
 
 import sys
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
-    sys.exit(print(__doc__))  # exit code 0, before the imports: they take longer than Python
+    sys.exit(print(__doc__, end=""))  # exit code 0, before the imports: they take longest
 
-import argparse
-import contextlib
-import errno
-import hashlib
-import inspect
-import itertools
-import json
-import os
-import pathlib
-import re
-import select
-import shlex
-import signal
-import subprocess
-import threading
-import time
+import argparse, contextlib, errno, functools, gc, hashlib, inspect, itertools, json, os, pathlib
+import re, select, shlex, signal, subprocess, threading, time
 from concurrent.futures import ThreadPoolExecutor
-
 fcntl = None
 with contextlib.suppress(ImportError):  # Windows has no lock of this kind
     import fcntl
 
-VERSION = "0.7"
-SESSIONS = os.path.join(".tinyharness", "sessions")
 HEAD_BYTES, TAIL_BYTES = 10_000, 20_000  # what is kept of each end of a tool's output
-FILE_BYTES = 50_000_000  # the largest file that the file tools touch
-BASH_SECONDS = 600  # the longest that a command may run
+FOUND_ROWS, FILE_BYTES, BASH_SECONDS = 150, 50_000_000, 600  # the most that a tool may take
 DEFAULT_MODEL = "gpt-5-mini"
+BUILD = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:8]  # of this script
 WORDS = "otter heron badger lynx marten falcon hedgehog beaver plover raven salmon weasel".split()
 SYSTEM_PROMPT = """You are a careful coding agent at work in {workspace}.
 Use the tools to look before you act, and run the tests after each change."""
-
 TOOLS = {}  # name -> function; the decorator `tool` fills it
 JSON_TYPES = {"str": {"type": "string"}, "int": {"type": "integer"}, "float": {"type": "number"},
               "bool": {"type": "boolean"}, "list": {"type": "array"}, "dict": {"type": "object"}}
@@ -75,6 +61,7 @@ DAMAGES = 100  # places where one line is damaged, before the rest of it is give
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 STRICT = json.JSONDecoder(parse_constant=int).decode  # int() refuses NaN, which is no JSON
 DECODE = json.JSONDecoder().raw_decode
+FORKED = "forked from a session that may still be at work; files were not rolled back"
 NOT_STARTED = "not started: it never ran; call it again if it is still wanted"
 APPLIED = "applied: the file holds exactly the bytes that this call asked for; do not repeat it"
 NOT_APPLIED = "not applied: the file is as it was before; call it again if it is still wanted"
@@ -101,8 +88,7 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
     `model` is any function from (messages, tools) to an assistant message; `approve` says of
     (name, arguments) why not, or None; `listen` returns the lines that were typed meanwhile.
     Promise: each message and each result is on disk before the step that builds on it.
-    If killed here: the log is a prefix of this turn, and `load_session` makes it valid.
-    """
+    If killed here: the log is a prefix of this turn, and `load_session` makes it valid."""
     tools, words = TOOLS if tools is None else tools, ""
     if not prompt.strip():
         return words
@@ -117,9 +103,9 @@ def run_turn(session, prompt, model, tools=None, approve=None, show=print, liste
             for call in calls:
                 result = clean(run_call(session, call, tools, approve))
                 session.append({"role": "tool", "tool_call_id": call.id, "content": result})
-                show(summarize_call(call, result))
-            # No call is open here: a typed line cannot come between a call and its result.
-            more = session.add_prompts(listen()) or calls
+                last_line = "".join(result.splitlines()[-1:]).strip()
+                show(f"  {call.name} {str(json.loads(call.arguments))[:60]} -> {last_line[:80]}")
+            more = session.add_prompts(listen()) or calls  # no call is open: a line cannot part it
     return words
 
 def run_call(session, call, tools, approve) -> str:
@@ -131,8 +117,7 @@ def run_call(session, call, tools, approve) -> str:
         return f"error: there is no tool {call.name!r}, only {', '.join(tools)}"
     if approve and not tool.read_only and (refusal := approve(call.name, arguments)):
         return f"refused: {refusal}"
-    try:
-        # What fails in planning has not begun, and leaves no `started`.
+    try:  # what fails in planning has not begun, and leaves no `started`
         change = attempt(tool, session, **arguments) if tool.plans else ()
         session.append(attempt(make_intent, call, tool, *change))
         done = attempt(replace_file, *change) if change else attempt(tool, session, **arguments)
@@ -295,8 +280,7 @@ def append_jsonl(path, record):
     """Add a record to a log as one line of JSON.
     Errors: ValueError or TypeError before the file is touched; OSError from the disk.
     Promise: on disk when it returns; old bytes stay; a torn last line never swallows this one.
-    If killed here: the log ends in this record or in a torn line, which the next append closes.
-    """
+    If killed here: the log ends in this record or in a torn line, which the next append closes."""
     data = encode_record(record)
     with open_log(path) as file:
         size = file.seek(0, os.SEEK_END)
@@ -308,16 +292,16 @@ def append_jsonl(path, record):
 
 def read_jsonl(path, skipped=None) -> list:
     """All records of a log, [] without a file; `skipped` collects (line number, problem) pairs."""
-    return list(scan_jsonl(path, skipped))
+    return [record for _, record in number_records(path, skipped)]
 
-def scan_jsonl(path, skipped=None):
-    """The same one by one, so that a long log need not be in memory as a whole."""
+def number_records(path, skipped=None):
+    """The same one by one, with line numbers: a long log need not be in memory as a whole."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for number, line in enumerate(file, 1):  # read as bytes, a line ends at b"\n" only
             records, problem = parse_line(line)
             if problem and skipped is not None:
                 skipped.append((number, problem))
-            yield from records
+            yield from ((number, record) for record in records)
 
 def parse_line(line) -> tuple:
     """The records on a line (two, where a newline was lost), and what is wrong with the line."""
@@ -390,8 +374,7 @@ class Call:
         self.id, self.name = text_of(said), text_of(function.get("name"))
         self.started, self.result, self.unsure, self.arrived = {}, "", False, float("inf")
         self.cut_off, self.tracked = record.get("finish_reason") == "length", tracked
-        # Its own id, or one of nine letters and digits, which every provider takes.
-        sent_id = self.id
+        sent_id = self.id  # or one of nine letters and digits, which every provider takes
         while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
             sent_id = f"c{next(counter):08d}"
         sent_ids.add(sent_id)
@@ -425,8 +408,7 @@ def group_calls(records) -> list:
             groups += [] if key in by_id else [("orphan", result, ())]
         tracked = [record] if record.get("tracked") is True else []
         calls = [Call(*each, sent_ids, counter, record, tracked) for each in said]
-        # From here on an id means these calls; no id means those without one, or all in order.
-        same_id = {}
+        same_id = {}  # from here on an id means these calls; no id, those without one, or all
         for call in calls:
             same_id.setdefault(call.id, []).append(call)
         for key, same in {"": calls, **same_id}.items() if calls else ():
@@ -442,7 +424,11 @@ def open_calls(records) -> list:
 def repair(records, prompt="") -> list:
     """Turn any list of records into messages ready to send: pure, total, linear, idempotent."""
     messages, system = [], {clean(prompt): None}  # a dict keeps each text once, in order
-    for role, text, calls in group_calls(records):
+    with contextlib.ExitStack() as stack:  # a search for garbage among many new calls finds none
+        stack.callback(gc.enable if gc.isenabled() else gc.disable)
+        gc.disable()
+        groups = group_calls(records)
+    for role, text, calls in groups:
         if role == "system":
             system[text] = None
         elif role != "orphan":
@@ -456,7 +442,7 @@ def repair(records, prompt="") -> list:
 
 def load_session(path) -> list:
     """The messages of a session, ready to send; [] without a file. Promise: it only reads."""
-    return repair(scan_jsonl(path))
+    return repair(record for _, record in number_records(path))
 
 # ── §5 intent ─────────────────────────────────────────────────────────────────────────────────────
 # A `started` record before each effect tells apart: never ran, ran, or nobody can know.
@@ -482,7 +468,7 @@ def judge_call(call, probe=None) -> str:
         return NOT_STARTED if call.tracked else UNKNOWN
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError):  # no plan, or no look
         seen = {call.started["before"]: NOT_APPLIED, call.started["after"]: APPLIED}
-        return seen.get(probe(call.started["path"]), DIFFERS) if probe else UNKNOWN
+        return seen.get(probe(str(call.started["path"])), DIFFERS) if probe else UNKNOWN
     return INTERRUPTED if call.started.get("read_only") else UNKNOWN
 
 def settle_calls(session, cause="the harness stopped while no result was on record"):
@@ -525,13 +511,13 @@ class Session:
     """One session file, held by this process alone; a missing one is made. Errors: SessionError."""
     def __init__(self, path, workspace=None, model=None):
         self.path, self.workspace, self.model = os.path.abspath(path), workspace, model
-        self.in_turn, self.announced, self.inbox, self.skipped = False, False, [], []
+        self.folder, self.inbox, self.skipped = os.path.dirname(self.path), [], []
+        self.in_turn = self.announced = False
 
     def __enter__(self):
         try:
             self.file = open_log(self.path)
-            # The lock ends with its process: a free lock and an open turn mean a crash.
-            fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
             sync_folders(self.path)  # its creator may have been killed before that
             self.records = read_jsonl(self.path, self.skipped)
         except BlockingIOError:
@@ -579,11 +565,13 @@ class Session:
         """End the running turn as Ctrl-C does; the turn runs in the main thread."""
         self.in_turn and os.kill(os.getpid(), signal.SIGINT)
 
-def write_receipt(session) -> str:
-    """What was found in a session that is being resumed; looks, and changes nothing."""
-    read, bad, told = session.records, session.skipped, [f"resumed {session.path}"]
+def write_receipt(session, did="resumed") -> str:
+    """What was found in the file of a session, and by which build; looks, and changes nothing."""
+    read, bad, told = session.records, session.skipped, [f"{did} {session.path}"]
     orphans = [text for role, text, _ in group_calls(read) if role == "orphan"]
     told += [f"  {len(read)} records read, {len(bad)} lines skipped; state: {describe_state(read)}"]
+    builds = [text_of(record["build"]) for record in read if "build" in record]
+    told += [f"  of build {each}, this is {BUILD}" for each in builds[-1:] if each != BUILD]
     told += [f"  skipped line {number}: {problem}" for number, problem in bad]
     told += [f"  not sent, a result without a call: {text[:60]!r}" for text in orphans]
     told += [f"  call {call.name}: {judge_call(call, hash_file)}" for call in open_calls(read)]
@@ -597,14 +585,15 @@ def session_id(path) -> str:
     return os.path.splitext(os.path.basename(path))[0]
 
 def describe_opening(session) -> dict:
-    """The event that says who writes from here on, where, and with which model."""
-    event = {"event": "resumed" if session.records else "session", "format": 1}
-    event |= {"id": session_id(session.path), "cwd": session.workspace, "model": session.model}
-    return {**event, "pid": os.getpid(), "created": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+    """The event that says who writes from here on: where, by which build, and with which model."""
+    return {"event": "resumed" if session.records else "session", "format": 1, "build": BUILD,
+            "id": session_id(session.path), "cwd": session.workspace, "model": session.model,
+            "platform": sys.platform, "python": sys.version.split()[0], "pid": os.getpid(),
+            "created": time.strftime("%Y-%m-%d %H:%M:%S %z")}
 
 def describe_holder(path) -> str:
     """Why a session cannot be opened: who wrote to it last, and what to do now."""
-    last = [{}, *(record for record in scan_jsonl(path) if "pid" in record)][-1].get
+    last = [{}, *(record for _, record in number_records(path) if "pid" in record)][-1].get
     who = f"last writer: pid {last('pid', 'unknown')}, since {last('created', 'unknown')}"
     return f"{path} is held by another process ({who}); a copy of it is an independent session"
 
@@ -618,26 +607,34 @@ def new_session_path(folder) -> str:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             return path
 
-def find_session(options) -> str:
-    """The path that `--resume` means: a path, an id, the beginning of one, or `last`."""
-    target, folder = options.resume, options.sessions
+def list_paths(folder) -> list:
+    """The session files in a folder, the newest first: a name begins with date and time."""
+    paths = map(str, pathlib.Path(folder).glob("*.jsonl"))
+    return sorted(filter(os.path.isfile, paths), reverse=True)
+
+def find_session(folder, target) -> str:
+    """The path of a session: a path, an id, the beginning of one, or `last`; a new one for None."""
+    if target is None:
+        return new_session_path(folder)
     if os.path.isfile(target):
         return target
-    paths = sorted(str(path) for path in pathlib.Path(folder).glob("*.jsonl") if path.is_file())
-    found = [path for path in paths if session_id(path).startswith(target)]
+    paths = list_paths(folder)
+    found = [path for path in paths if target and session_id(path).startswith(target)]
     found = [path for path in found if session_id(path) == target] or found
-    found = sorted(paths, key=os.path.getmtime)[-1:] if target == "last" else found
+    if target == "last":  # of those that were begun
+        found = sorted(filter(os.path.getsize, paths[::-1]), key=os.path.getmtime)[-1:]
     if len(found) != 1:
         ids = ", ".join(map(session_id, found)) or "none"
         raise SessionError(f"{target!r} is no file, and must fit one id in {folder}; it fits {ids}")
     return found[0]
 
 def describe_state(records) -> str:
-    """Where a session stands: done, interrupted in a tool, or waiting for an answer."""
-    for call in open_calls(records):
+    """Where a session stands: empty, done, waiting, or interrupted before a tool or in it."""
+    groups = group_calls(records)
+    for call in (call for _, _, calls in groups for call in calls if not call.result):
         begun = call.started or not call.tracked
         return f"interrupted {'in' if begun else 'before'} tool {call.name}"
-    said = [group for group in group_calls(records) if group[0] in ("user", "assistant")]
+    said = [group for group in groups if group[0] in ("user", "assistant")]
     ended = text_of(records[-1].get("state")) if records else ""
     if not said:
         return "empty"
@@ -645,73 +642,126 @@ def describe_state(records) -> str:
         return "done"
     return f"waiting for an answer ({ended})" if ended else "waiting for an answer"
 
+# ── §11 search and replay ─────────────────────────────────────────────────────────────────────────
+# A question about the past is one more way to read the same log.
+
+@tool(TOOLS, read_only=True)
+def search_sessions(session, query: str) -> str:
+    """Find what was said in other sessions: messages with all words of the query, in any case."""
+    words, rows = clean(query).lower().split(), []
+    # Only a file with the bytes of each is parsed; where case changes bytes, any file.
+    spelled = [word for word in words if word == word.upper() or word.isascii()]
+    spelled = [(encode_record(word)[1:-2], json.dumps(word)[1:-1].encode()) for word in spelled]
+    for path in list_paths(session.folder) if words else ():
+        hits = []
+        with contextlib.suppress(OSError):  # an unreadable file costs only itself
+            data = pathlib.Path(path).read_bytes().lower()
+            if path != session.path and all(one in data or two in data for one, two in spelled):
+                for number, record in number_records(path):
+                    text = " ".join(text_of(record.get("content")).split())
+                    place = max(text.lower().find(words[0]) - 40, 0)
+                    if all(word in text.lower() for word in words):
+                        hits.append(f"  line {number}: {text[place : place + 120].strip()}")
+        rows += [session_id(path), *hits] if hits else []
+        if len(rows) > FOUND_ROWS:
+            return "\n".join([*rows[:FOUND_ROWS], "[and more: ask with more words]"])
+    return "\n".join(rows) or "nothing was found"
+
+def show_session(session, target="") -> str:
+    """The timeline: a row a record, with clock, tool, seconds, verdict, text, a crash in a tool."""
+    path, skipped, begun, rows = find_session(session.folder, target or session.path), [], {}, []
+    for number, record in number_records(path, skipped):
+        key, moment = text_of(record.get("tool_call_id")), record.get("ts")
+        moment = moment if isinstance(moment, (int, float)) and 0 <= moment < 1e10 else 0
+        kind = record.get("role") or record["event"]
+        words = [time.strftime("%X", time.localtime(moment)) if moment else "--:--:--", kind]
+        if kind == "started":
+            begun[key] = text_of(record.get("tool")), moment
+        elif kind == "tool" and key in begun:
+            tool, start = begun.pop(key)
+            words += [tool, "" if record.get("verdict") else f"({max(moment - start, 0):.1f} s)"]
+        elif kind == "resumed" and begun:
+            words += ["after a crash in tool", *(tool for tool, _ in begun.values())]
+        words += [call.name for call in open_calls([record])]
+        words += [text_of(record.get(name)) for name in ("tool", "verdict", "state", "reason")]
+        words = " ".join([*words, text_of(record.get("content"))]).split()
+        rows.append((number, " ".join(words)[:130]))
+    rows += [(number, f"skipped: {problem}") for number, problem in skipped]
+    rows = [f"{number:5} {row}" for number, row in sorted(rows, key=lambda row: row[0])]
+    return "\n".join([*rows, f"state: {describe_state(read_jsonl(path))}"])
+
+def check_session(session, target="") -> str:
+    """What is in a file, skipped, and open; the first word says whether it is sound."""
+    seen = Session(find_session(session.folder, target or session.path))
+    seen.records = read_jsonl(seen.path, seen.skipped)
+    verdict = "damaged" if seen.skipped else "open" if open_calls(seen.records) else "sound"
+    return write_receipt(seen, f"{verdict}:")
+
+def fork_session(session, target="") -> str:
+    """A new session from the good records of another one, all or up to PATH:LINE; says where.
+    Promise: the old file is only read, and it is not said of its open calls that they never ran.
+    If killed here: the new session is empty or whole."""
+    source, last = re.fullmatch(r"(?s)(.*?)(?::(\d+))?", target).groups("inf")
+    source, skipped = find_session(session.folder, source or session.path), []
+    records = [each for number, each in number_records(source, skipped) if number <= float(last)]
+    if not records:
+        raise SessionError(f"there is no record to copy in {source}")
+    records = json.loads(json.dumps(records), parse_constant=str)  # NaN is no JSON
+    told = {"role": "tool", "content": f"{FORKED}; {UNKNOWN}", "verdict": "outcome unknown"}
+    added = [{**told, "tool_call_id": call.id} for call in open_calls(records)]
+    note = f"{FORKED}; a copy of {source}, without {len(skipped)} damaged lines"
+    added += [{"role": "user", "content": note}, {"event": "turn", "state": "forked"}]
+    records += [{**each, "ts": round(time.time(), 3)} for each in added]
+    path = new_session_path(session.folder)
+    replace_file(pathlib.Path(path), b"".join(map(encode_record, records)))
+    return f"{note}\n{path}"
+
 # ── models ────────────────────────────────────────────────────────────────────────────────────────
 # A model is a function from messages and tools to a message: no counter, no clock, no memory.
 
-BROKEN = '''\
-MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
-
-def parse_date(text):
+BROKEN = '''def parse_date(text):
     day, month, year = text.split()
-    number = MONTHS.index(month[:3])
+    number = "jan feb mar apr may jun jul aug sep oct nov dec".split().index(month[:3])
     return f"{year}-{number:02d}-{int(day):02d}"
 '''
-TEST = '''\
-from parse_date import parse_date
+TEST = '''from parse_date import parse_date
 for text, want in [("3 mar 2026", "2026-03-03"), ("24 December 2025", "2025-12-24")]:
-    got = parse_date(text)
-    assert got == want, f"{text!r} gives {got!r}, not {want!r}"
-print("every date is right")
+    assert (got := parse_date(text)) == want, f"{text!r} gives {got!r}, not {want!r}"
 '''
-FIXES = (  # what the test prints, the text to replace, the new text
-    ("not '2026-03-03'", "MONTHS.index(month[:3])", "MONTHS.index(month[:3]) + 1"),
-    ("is not in list", "month[:3]", "month[:3].lower()"),
-)
-PLAIN = {"read_file": "def parse_date", "edit_file": "wrote", "bash": "[exit code"}  # a result has
 TASK = "The test of parse_date.py fails. Repair parse_date.py, and run the test until it passes."
-REHEARSING = ": the built-in rehearsal model plays (scripted, offline, not a language model)."
-DONE = "parse_date.py is repaired: months count from 1, and may be in capitals. The test passes."
-CAN_DO = """I am the rehearsal model: a script, no language model. I can repair parse_date.py in my
-own demo workspace (start without a prompt), go on with that ("continue"), and nothing else.
-For a real model set OPENAI_API_KEY or OPENAI_BASE_URL."""
+CAN_DO = """I am the rehearsal model: a script. I repair parse_date.py in my own demo workspace
+(start without a prompt), or "continue" that. Else set OPENAI_API_KEY or OPENAI_BASE_URL."""
+FILE = {"path": "parse_date.py"}
+SCRIPT = (  # a pattern in the last message, then a tool and its arguments, or "" and words
+    (f"(?i)^user: ({TASK}|continue|继续)", "read_file", FILE),  # whatever happened: look
+    ("^user: ", "", CAN_DO),
+    (r"^tool: (error|refused|not run):|\[timed out", "", "I stop here, because a call failed: {}"),
+    ("not '2026-03-03'", "edit_file", {**FILE, "old": "month[:3])", "new": "month[:3]) + 1"}),
+    ("not in list", "edit_file", {**FILE, "old": "month[:3]", "new": "month[:3].lower()"}),
+    (r"\[exit code 0", "", "parse_date.py is repaired: both faults are gone. The test passes."),
+    (r"\[exit code", "", "My script has no step for this:\n{}"),
+    ("", "bash", {"command": "python3 -B test_parse_date.py"}))
 
 def rehearsal_model(messages, tools) -> dict:
-    """Play the one task that needs no language model, from nothing but the messages: the last
-    result says what is next. One that is not plain, like a verdict, proves nothing: look again."""
-    said = [message["content"] for message in messages if message["role"] == "user"]
-    calls = [call for message in messages for call in message.get("tool_calls", [])]
-    names = {call["id"]: call["function"]["name"] for call in calls}
-    last = next((each for each in reversed(messages) if each["role"] == "tool"), {})
-    tool, result = names.get(last.get("tool_call_id")), last.get("content", "")
-    plain = tool in PLAIN and PLAIN[tool] in result
-    fix = next((fix for fix in FIXES if fix[0] in result), None)
-    words, name, arguments = "", "read_file", {"path": "parse_date.py"}
-    if TASK not in said or not said[-1].lower().startswith((TASK.lower(), "continue", "继续")):
-        words = CAN_DO
-    elif messages[-1] is last and result.startswith(("error:", "refused:", "not run:")):
-        words = f"I stop here, because a call failed: {result}"
-    elif plain and tool != "bash":
-        name, arguments = "bash", {"command": "python3 -B test_parse_date.py"}
-    elif plain and fix:
-        name, arguments = "edit_file", {**arguments, "old": fix[1], "new": fix[2]}
-    elif plain:
-        words = DONE if "[exit code 0]" in result else f"My script has no step for this:\n{result}"
-    if words:
-        return {"role": "assistant", "content": words}
-    function = {"name": name, "arguments": json.dumps(arguments)}
+    """Play the one task that needs no language model: the last message says what is next."""
+    text, said = messages[-1]["content"], [each["content"] for each in messages]
+    news = f"{messages[-1]['role']}: {text}"
+    _, tool, step = next(row for row in SCRIPT if re.search(row[0], news))
+    if not tool or TASK not in said:
+        return {"role": "assistant", "content": CAN_DO if tool else step.format(text)}
+    function = {"name": tool, "arguments": json.dumps(step)}
     call = {"id": f"rehearsal{len(messages)}", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 def openai_model(name, show=print):
     """A model behind the Chat Completions protocol, through the openai package, streamed."""
     def ask(messages, tools):
-        try:  # not before the first request: importing it takes longer than all else here
-            # In a thread of its own, for an import that Ctrl-C cuts in two stays broken.
+        try:  # so late, for it takes long; in a thread, for an import cut by Ctrl-C stays broken
             openai = ThreadPoolExecutor(1).submit(__import__, "openai").result()
         except ImportError as error:
             raise ImportError("the openai package is missing: pip install openai") from error
         ask.client = ask.client or openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
-        request = {"model": name, "messages": messages, **({"tools": tools} if tools else {})}
+        request = {"model": name, "messages": messages, "tools": tools or openai.omit}
         with ask.client.chat.completions.create(**request, stream=True) as stream:
             return collect_reply(stream, show)
     ask.streams, ask.client = True, None
@@ -719,36 +769,33 @@ def openai_model(name, show=print):
 
 def collect_reply(stream, show) -> dict:
     """Build the message by hand (a dump has keys that servers refuse); ConnectionError if cut."""
-    reply, calls, latest = {"role": "assistant", "content": ""}, [], {}
+    reply, calls, keys = {"role": "assistant", "content": "", "finish_reason": None}, {}, {}
     for choice in (choice for chunk in stream for choice in chunk.choices or []):
         for key in ("content", "reasoning_content"):
             if piece := getattr(choice.delta, key, None):
                 reply[key] = reply.get(key, "") + piece
-        if choice.delta.content:
-            show(choice.delta.content, end="")
-        for piece in choice.delta.tool_calls or []:
-            call = latest.get(piece.index)
-            # Some servers give each call the index 0: a new id begins a call, or a name without id.
-            named = piece.function.name and not piece.id
-            if call is None or named or (piece.id and piece.id != call["id"]):
-                function = {"name": "", "arguments": ""}
-                call = {"id": piece.id or "", "type": "function", "function": function}
-                latest[piece.index] = call
-                calls.append(call)
-            call["function"]["name"] = call["function"]["name"] or piece.function.name or ""
-            said = piece.function.arguments or ""
+        show(choice.delta.content or "", end="")
+        for part in choice.delta.tool_calls or []:
+            # Some servers give each call the index 0: an id begins a call, or a name without id.
+            if part.id or part.function.name:
+                keys[part.index] = part.index, part.id or len(calls)
+            function = {"name": part.function.name or "", "arguments": ""}
+            new = {"id": part.id or "", "type": "function", "function": function}
+            call, said = calls.setdefault(keys.get(part.index), new), part.function.arguments or ""
             call["function"]["arguments"] += said if isinstance(said, str) else json.dumps(said)
-        reply["finish_reason"] = choice.finish_reason or reply.get("finish_reason")
-    if reply["content"]:
-        show("")
-    if reply.get("finish_reason") == "length":
-        show("[cut off: the reply reached its length limit]")
-    if not reply.get("finish_reason"):
+        reply["finish_reason"] = choice.finish_reason or reply["finish_reason"]
+    reply["content"] and show("")
+    reply["finish_reason"] == "length" and show("[cut off: the reply reached its length limit]")
+    if not reply["finish_reason"]:
         raise ConnectionError("the reply broke off in the middle")
-    return {**reply, "tool_calls": calls} if calls else reply
+    return {**reply, "tool_calls": [*calls.values()]} if calls else reply
 
 # ── main ──────────────────────────────────────────────────────────────────────────────────────────
 # The command line: everything that prints, asks or exits.
+
+COMMANDS = {"/search": search_sessions, "/show": show_session, "/check": check_session,
+            "/fork": fork_session, "/salvage": fork_session,
+            "/help": lambda session, text: " ".join([*COMMANDS, "/exit"])}
 
 def show_text(text, end="\n", file=None):
     """Print text with its control characters made visible: a terminal would obey them."""
@@ -758,27 +805,18 @@ def show_text(text, end="\n", file=None):
     except OSError:  # nobody reads on; the turn does, for the log has it all
         os.dup2(os.open(os.devnull, os.O_WRONLY), (file or sys.stdout).fileno())
 
-def summarize_call(call, result) -> str:
-    """One line for a person: the tool, its first argument, and how the result ends."""
-    target = " ".join(str(next(iter(json.loads(call.arguments).values()), "")).split())
-    lines = result.strip().splitlines() or [""]
-    brief = lines[-1] if len(lines) == 1 or lines[-1].startswith("[") else f"{len(lines)} lines"
-    return f"  {call.name} {target[:60]} -> {brief[:80]}"
-
 def resume_command(path) -> str:
     """What to type here to go on with a session."""
-    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
-    return shlex.join([python, sys.argv[0], "--resume", os.path.relpath(path)])
+    return shlex.join([sys.executable, sys.argv[0], "--resume", os.path.relpath(path)])
 
 def parse_options(arguments):
-    """The command line; argparse ends the program with exit code 2 where it is wrong."""
+    """The command line, as the docstring of this file shows it; exit code 2 where it is wrong."""
     parser = argparse.ArgumentParser(prog="tinyharness.py", add_help=False, allow_abbrev=False)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT")
-    for name in ("--resume", "--model", "--workspace", "--sessions"):
-        parser.add_argument(name, default=SESSIONS if name == "--sessions" else None)
-    for name in ("--rehearse", "--yes", "--demo"):
-        parser.add_argument(name, action="store_true")
-    parser.add_argument("--version", action="version", version=f"tinyharness {VERSION}")
+    for name, value in re.findall(r"(?m)^ {6}(--[a-z]+) ?(\S*)", __doc__):
+        parser.add_argument(name, action="store" if value else "store_true")
+    parser.add_argument("--version", action="version", version="tinyharness 0.8")
+    parser.set_defaults(sessions=os.path.join(".tinyharness", "sessions"))
     return parser.parse_args(arguments)
 
 def is_terminal() -> bool:
@@ -788,33 +826,24 @@ def is_terminal() -> bool:
 def typed_lines() -> list:
     """The lines that were typed on the terminal while something else went on."""
     typed, chunk = b"", b"\n"
-    # Read past Python's buffer: what stays in there is seen by nobody.
     while chunk and os.name == "posix" and is_terminal() and select.select([0], [], [], 0)[0]:
-        chunk = os.read(0, 65_536)
+        chunk = os.read(0, 65_536)  # past Python's buffer: what stays in there is seen by nobody
         typed += chunk
     return typed.decode("utf-8", "replace").splitlines()
 
-def make_approver(options, session):
-    """The function that says of a call why it is refused, or None."""
-    own = session.workspace.endswith(demo_workspace(session.path)) and session.model == "rehearsal"
-    allowed = ["all"] if options.yes or own else []
-    def approve(name, arguments):
-        if allowed:
-            return None
-        if not is_terminal():
-            return "there is no terminal to ask at; --yes allows every call"
-        session.inbox += typed_lines()  # typed before the question, so no answer to it
-        show_text(f"{name} {json.dumps(arguments, ensure_ascii=False)}")
-        answer = ""
-        with contextlib.suppress(EOFError):
-            answer = input("allow? [y/N/a] ").strip().lower()
-        allowed.extend(["all"] if answer in ("a", "all") else [])
-        return None if answer in ("y", "yes", "a", "all") else "the user did not allow it"
-    return approve
-
-def demo_workspace(path) -> str:
-    """Where the rehearsal works in a session of its own."""
-    return os.path.join(".tinyharness", "demo", session_id(path))
+def ask_person(session, options, name, arguments):
+    """Why a call is refused, or None: an answer at the terminal, if none was given for all."""
+    if options.yes:
+        return None
+    if not is_terminal():
+        return "there is no terminal to ask at; --yes allows every call"
+    session.inbox += typed_lines()  # typed before the question, so no answer to it
+    show_text(f"{name} {json.dumps(arguments, ensure_ascii=False)}")
+    answer = ""
+    with contextlib.suppress(EOFError):
+        answer = input("allow? [y/N/a] ").strip().lower()
+    options.yes = answer in ("a", "all")
+    return None if options.yes or answer in ("y", "yes") else "the user did not allow it"
 
 def make_demo(workspace):
     """Put the rehearsal's task into a workspace; a file that is there stays as it is."""
@@ -823,10 +852,19 @@ def make_demo(workspace):
         with contextlib.suppress(FileExistsError), open(os.path.join(workspace, name), "x") as file:
             file.write(text)
 
-def take_turn(session, prompt, model, approve) -> int:
+def run_command(session, line):
+    """Show the answer to a command, and return its exit code; None if the line is a prompt."""
+    name, _, text = line.strip().partition(" ")
+    if name not in COMMANDS:
+        return None
+    show_text(said := COMMANDS[name](session, text.strip()))
+    return int(name == "/check" and not said.startswith("sound"))
+
+def take_turn(session, line, model, options) -> int:
     """One turn: what goes wrong becomes one plain line, and an exit code."""
     try:
-        run_turn(session, prompt, model, TOOLS, approve, show_text, typed_lines)
+        approve = functools.partial(ask_person, session, options)
+        run_turn(session, line, model, TOOLS, approve, show_text, typed_lines)
         return 0
     except (Failure, SessionError) as error:
         with contextlib.suppress(OSError):  # deleted while in use? memory has it all
@@ -844,112 +882,103 @@ def read_prompt(options):
     """The prompt of a single turn, "" if there is none; None where a person types."""
     if options.prompt is None and is_terminal():
         return None
-    prompt = os.fsencode(options.prompt or "")
-    if options.prompt is None and sys.stdin:
-        prompt = sys.stdin.buffer.read()
-    return prompt.decode("utf-8", "replace").strip()
+    piped = sys.stdin.buffer.read() if options.prompt is None and sys.stdin else b""
+    return (os.fsencode(options.prompt or "") + piped).decode("utf-8", "replace").strip()
 
 def run_session(options) -> int:
     """Start or resume a session, and take its turns."""
     has_key = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
-    new = options.resume is None
+    prompt, path, code = read_prompt(options), find_session(options.sessions, options.resume), 0
+    new = options.resume is None or (options.demo and not os.path.getsize(path))
     scripted = options.rehearse or (new and not has_key)
-    prompt = read_prompt(options) if new else None
-    if new and prompt == "" and not scripted:
-        raise SessionError("there is no prompt: give one, or write it to standard input")
-    path = new_session_path(options.sessions) if new else find_session(options)
+    demo = os.path.join(".tinyharness", "demo", session_id(path))
     if new and scripted and not prompt:
-        prompt, options.workspace = TASK, options.workspace or demo_workspace(path)
+        prompt, options.workspace = TASK, options.workspace or demo
         make_demo(options.workspace)
-    code, model = 0, "rehearsal" if scripted else options.model
+    model = "rehearsal" if scripted else options.model
     try:
+        if new and prompt == "":
+            raise SessionError("there is no prompt: give one, or write it to standard input")
         with Session(path, options.workspace, model) as session:
-            default = os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL if has_key else "rehearsal"
-            session.model = session.model or default
             if not new:
                 show_text(write_receipt(session), file=sys.stderr)
                 if session.skipped and not session.records:
                     raise SessionError(f"{path} holds no session; nothing is written to it")
-                prompt = read_prompt(options)
+            options.yes |= session.model == "rehearsal" and session.workspace.endswith(demo)
             code = take_turns(session, options, prompt, has_key) if prompt != "" else 0
     finally:
-        if new and code == 0 and os.path.exists(path) and not os.path.getsize(path):
+        if not options.resume and not code and os.path.exists(path) and not os.path.getsize(path):
             os.unlink(path)
     return code
 
 def take_turns(session, options, prompt, has_key) -> int:
     """The turns of an open session: the one of the prompt, or as many as a person types."""
-    model, approve = choose_model(options, session, has_key), make_approver(options, session)
+    model = choose_model(session, options, has_key)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() its line editing
     while prompt is None:
         try:
-            take_turn(session, input("> "), model, approve)
+            if (line := input("> ")).strip() == "/exit":
+                return 0
+            if run_command(session, line) is None:
+                take_turn(session, line, model, options)
         except EOFError:
             return 0
+        except (SessionError, OSError) as error:
+            show_text(f"tinyharness: {error}", file=sys.stderr)
         except KeyboardInterrupt as interrupt:
             if str(interrupt):  # a signal that ends the program
                 raise
             show_text("(Ctrl-D ends)", file=sys.stderr)
-    code = take_turn(session, prompt, model, approve)
+    code = take_turn(session, prompt, model, options)
     if code == 0:
         show_text(f"to go on: {resume_command(session.path)}")
     return code
 
-def choose_model(options, session, has_key):
+def choose_model(session, options, has_key):
     """The model of a session; SessionError if it cannot be asked, or has nowhere to work."""
+    default = os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL if has_key else "rehearsal"
+    session.model = session.model or default
     if not os.path.isdir(session.workspace):
         raise SessionError(f"{session.workspace} is no folder; --workspace names another one")
-    if session.model != "rehearsal" and not has_key:
+    if session.model == "rehearsal":
+        why = "This is a rehearsal" if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
+        if not options.rehearse:
+            show_text(f"{why}: the rehearsal model plays, an offline script", file=sys.stderr)
+        return rehearsal_model
+    if not has_key:
         raise SessionError(f"{session.model} needs OPENAI_API_KEY or OPENAI_BASE_URL or --rehearse")
-    if session.model != "rehearsal":
-        return openai_model(session.model, show_text)
-    why = "This is a rehearsal" if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
-    if not options.rehearse:
-        show_text(why + REHEARSING, file=sys.stderr)
-    return rehearsal_model
+    return openai_model(session.model, show_text)
 
 def run_demo(options) -> int:
     """Kill a real agent in the middle of a tool, after its effect, and resume its session."""
     if not hasattr(os, "fork"):
         raise SessionError("--demo needs a system with fork: Linux, macOS, or WSL on Windows")
-    workspace = demo_workspace(path := new_session_path(options.sessions))
-    make_demo(workspace)
-    show_text(f"An agent repairs parse_date.py in {workspace}:")
-    child = os.fork()
+    def replace_and_die(*change, replace=replace_file):
+        replace(*change)
+        os.kill(os.getpid(), signal.SIGKILL)
+    path = options.resume = new_session_path(options.sessions)
+    options.rehearse, options.prompt, child = True, "", os.fork()
     if child == 0:
-        play_and_die(path, workspace)
+        globals()["replace_file"] = replace_and_die
+        os._exit(run_session(options))
     status, records = os.waitpid(child, 0)[1], read_jsonl(path)
     if not os.WIFSIGNALED(status):
         raise SessionError("the agent could not work: are bash and python3 on the PATH?")
     show_text(f"KILLED by {signal.Signals(os.WTERMSIG(status)).name}, {describe_state(records)}")
     show_text(f"on disk: {len(records)} records, the last one {json.dumps(records[-1])[:60]} ...")
     show_text(f"$ {resume_command(path)} continue")
-    again = [sys.executable, os.path.abspath(__file__), "--rehearse", "--resume", path, "continue"]
-    code = subprocess.run(again).returncode
-    source = pathlib.Path(workspace, "parse_date.py").read_text()
+    options.prompt = "continue"
+    code = run_session(options)
+    source = pathlib.Path(records[0]["cwd"], "parse_date.py").read_text()
     once = source.count("+ 1") == source.count("lower") == 1
     show_text(f"each edit is in the file {'exactly once' if once else 'NOT exactly once'}")
     return code if once else 1
 
-def play_and_die(path, workspace):
-    """In a process of its own: play the task, and die by SIGKILL behind the first effect."""
-    def replace_and_die(path, data, replace=replace_file):
-        replace(path, data)
-        os.kill(os.getpid(), signal.SIGKILL)
-    globals()["replace_file"] = replace_and_die
-    try:
-        with Session(path, workspace, "rehearsal") as session:
-            run_turn(session, TASK, rehearsal_model, show=show_text)
-    finally:
-        os._exit(1)  # it should not get here
-
-def end_by_signal(number, frame):
-    """SIGTERM and SIGHUP end a turn as Ctrl-C does, and then the program."""
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
 def main(arguments=None) -> int:
     """Run the command line and return its exit code."""
+    def end_by_signal(number, frame):  # it ends a turn as Ctrl-C does, and then the program
+        raise KeyboardInterrupt(signal.Signals(number).name)
     for stream in filter(None, (sys.stdin, sys.stdout, sys.stderr)):
         stream.reconfigure(errors="backslashreplace")
     options = parse_options(arguments)
@@ -957,6 +986,9 @@ def main(arguments=None) -> int:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, end_by_signal)
     try:
+        for name in COMMANDS:
+            if isinstance(text := getattr(options, name[1:], None), str):
+                return run_command(Session(pathlib.Path(options.sessions, "-")), f"{name} {text}")
         return run_demo(options) if options.demo else run_session(options)
     except (SessionError, OSError) as error:
         show_text(f"tinyharness: {error}", file=sys.stderr)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from strict_server import judge
+from test_models import list_stages
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tinyharness.py"
 SECONDS = 60  # no run takes longer, on however slow a machine
@@ -68,9 +69,7 @@ class Place:
         self.repaired = self.workspace / "parse_date.py"
         self.repaired.write_text(module.BROKEN, encoding="utf-8")
         (self.workspace / "test_parse_date.py").write_text(module.TEST, encoding="utf-8")
-        self.stages = [module.BROKEN]
-        for _, old, new in module.FIXES:
-            self.stages.append(self.stages[-1].replace(old, new))
+        self.stages = list_stages(module)
 
     def arguments(self, *arguments):
         """The command line of a run in this place."""

@@ -633,21 +633,23 @@ def check_bash_time_is_limited(impl, place):
         assert "timed out" in text or "error" in text, f"timeout {seconds!r} is no limit: {text}"
 
 
-SHORT = ("BASH_SECONDS = 600", "BASH_SECONDS = 0.2")
+SHORT = ("= 150, 50_000_000, 600", "= 150, 50_000_000, 0.2")
 
 
 def test_bash_time_is_limited(tmp_path):
     check_bash_time_is_limited(load(tmp_path, SOURCE, SHORT), tmp_path)
 
 
-def test_the_four_tools_say_what_they_need():
+def test_the_tools_say_what_they_need():
     schemas = [tinyharness.describe_tool(each)["function"] for each in tinyharness.TOOLS.values()]
     assert {each["name"]: each["parameters"]["required"] for each in schemas} == {
         "read_file": ["path"], "write_file": ["path", "content"],
-        "edit_file": ["path", "old", "new"], "bash": ["command"]}
+        "edit_file": ["path", "old", "new"], "bash": ["command"],
+        "search_sessions": ["query"]}
     assert {each["name"]: sorted(each["parameters"]["properties"]) for each in schemas} == {
         "read_file": ["lines", "path", "start"], "write_file": ["content", "path"],
-        "edit_file": ["new", "old", "path"], "bash": ["command", "timeout"]}
+        "edit_file": ["new", "old", "path"], "bash": ["command", "timeout"],
+        "search_sessions": ["query"]}
 
 
 # ── Proofs: each check refuses the stub, the chapter's tools, and the script without a protection ─

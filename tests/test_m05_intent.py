@@ -614,6 +614,7 @@ def test_check_sees_that_a_protection_is_gone(protection, tmp_path):
     source = SCRIPT.read_text()
     assert source.count(old) == 1, f"the script holds {old!r} {source.count(old)} times, not once"
     broken = types.ModuleType("broken")
+    broken.__file__ = str(SCRIPT)
     exec(compile(source.replace(old, new), "broken.py", "exec"), broken.__dict__)
     with pytest.raises(AssertionError, match=words):
         check(broken, tmp_path)

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import select
 import shlex
 import signal
@@ -120,6 +121,16 @@ def find_log(folder) -> Path:
 def read_log(folder) -> list:
     """The records of the one session below a folder."""
     return [json.loads(line) for line in find_log(folder).read_bytes().split(b"\n") if line]
+
+
+def list_stages(module) -> list:
+    """The rehearsal's file as it is broken, and behind each of its edits."""
+    stages = [module.BROKEN]
+    for _, tool, step in module.SCRIPT:
+        if tool == "edit_file":
+            assert stages[-1].count(step["old"]) == 1, "the tool would refuse this edit"
+            stages.append(stages[-1].replace(step["old"], step["new"]))
+    return stages
 
 
 def call_tool(name, call_id="c1", **arguments) -> dict:
@@ -283,6 +294,9 @@ SPLITS = {  # how a server tells the pieces of two calls apart -> the pieces
     "id and name in each piece": [
         piece(ONE[:9], "bash", index=0, id="a"), piece(ONE[9:], "bash", index=0, id="a"),
         piece(TWO[:9], "bash", index=0, id="b"), piece(TWO[9:], "bash", index=0, id="b")],
+    "mixed pieces, each with index 0 and its id": [
+        piece(ONE[:9], "bash", index=0, id="a"), piece(TWO[:9], "bash", index=0, id="b"),
+        piece(ONE[9:], index=0, id="a"), piece(TWO[9:], index=0, id="b")],
     "mixed pieces": [
         piece(ONE[:9], "bash", index=0, id="a"), piece(TWO[:9], "bash", index=1, id="b"),
         piece(ONE[9:], index=0), piece(TWO[9:], index=1)],
@@ -413,8 +427,7 @@ def check_looks_again(model, folder):
             lost = {**message, "content": f"the harness stopped while it ran; {verdict}"}
             said = model([*history[:place], lost, {"role": "user", "content": "continue"}], [])
             asked = json.dumps(said.get("tool_calls"))
-            looks = '"read_file"' in asked or "test_parse_date.py" in asked
-            assert looks, f"after {verdict!r} it must look before it acts, and not say {said}"
+            assert '"read_file"' in asked, f"after {verdict!r} it must look, and not say {said}"
 
 
 def check_honest(model, folder):
@@ -425,13 +438,37 @@ def check_honest(model, folder):
 
 def check_stops(model, folder):
     history = play_reference()[1][0]
-    for reason in ("refused: 不行", "error: OSError: 满了"):
+    reasons = ("refused: 不行", "error: OSError: 满了", "bash: python3: 没有\n[exit code 127]",
+               f"not '2026-03-03'\n[timed out; {tinyharness.UNKNOWN}]")
+    for reason in reasons:
         told = model([*history[:-1], {**history[-1], "content": reason}], [])
         assert not told.get("tool_calls") and reason in told["content"], "it must stop, and say why"
 
 
+def check_short_memory(model, folder):
+    """As after a compaction: the task, a summary, and no older result or call."""
+    for messages, reply in play_reference():
+        summary = {"role": "user", "content": "到此为止: a summary 🐞"}
+        said = model([messages[1], summary, messages[-1]], [])
+        for one, other in zip(said.get("tool_calls", [said]), reply.get("tool_calls", [reply])):
+            assert one.get("function", one) == other.get("function", other), messages[-1]
+
+
+def check_each_python(model, folder):
+    """Python 3.14 says less of what it does not find in a list."""
+    changed = 0
+    for messages, reply in play_reference():
+        text = re.sub("ValueError: .*", "ValueError: list.index(x): x not in list",
+                      messages[-1]["content"])
+        changed += "x not in list" in text
+        assert model([*messages[:-1], {**messages[-1], "content": text}], []) == reply
+    assert changed == 1
+
+
 REHEARSALS = {"is pure": check_pure, "looks again after a lost result": check_looks_again,
-              "says what it cannot do": check_honest, "stops when refused": check_stops}
+              "says what it cannot do": check_honest, "stops when refused": check_stops,
+              "needs no old message": check_short_memory,
+              "knows the words of each Python": check_each_python}
 
 
 @pytest.mark.parametrize("claim", REHEARSALS)
@@ -456,8 +493,20 @@ def eat_messages(messages, tools):
 
 
 def forget_lost_results(messages, tools):
-    kept = [each for each in messages if "the harness stopped" not in (each["content"] or "")]
-    return tinyharness.rehearsal_model(kept, tools)
+    lost = [place for place, each in enumerate(messages)
+            if "the harness stopped" in (each["content"] or "")]
+    return tinyharness.rehearsal_model(messages[:lost[0] - 1] if lost else messages, tools)
+
+
+def look_calls_up(messages, tools):
+    calls = [call["id"] for each in messages for call in each.get("tool_calls", [])]
+    known = [each for each in messages if each.get("tool_call_id") in [None, *calls]]
+    return tinyharness.rehearsal_model(known, tools)
+
+
+def know_one_python(messages, tools):
+    text = messages[-1]["content"].replace("list.index(x): x not in list", "")
+    return tinyharness.rehearsal_model([*messages[:-1], {**messages[-1], "content": text}], tools)
 
 
 def promise_all(messages, tools):
@@ -473,7 +522,7 @@ def ask_again(messages, tools):
 REMOVED = {  # name: (the check that has to see it, the protection, what is there instead)
     "showing while it streams": (
         functools.partial(check_stream_is_shown_as_it_arrives, patience=0.5),
-        'show(choice.delta.content, end="")', "pass"),
+        'show(choice.delta.content or "", end="")', "pass"),
     "keeping the reasoning": (
         check_what_is_kept_and_sent, '("content", "reasoning_content")', '("content",)'),
     "hiding the key": (check_what_is_kept_and_sent, '"API_KEY" not in name', "True"),
@@ -483,13 +532,19 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
     "not running a cut call": (check_cut_call_is_not_run, "if call.cut_off:", "if False:"),
     "joining pieces by index": (
         functools.partial(check_pieces, kind="mixed pieces"),
-        "latest.get(piece.index)", "calls[-1] if calls else None"),
+        "keys.get(part.index)", "[*keys.values()][-1]"),
+    "telling calls of one index apart by id": (
+        functools.partial(check_pieces, kind="index 0 for each call"),
+        "part.index, part.id or len(calls)", "part.index"),
+    "beginning a call at a name without id": (
+        functools.partial(check_pieces, kind="index 0 and no id"),
+        "if part.id or part.function.name:", "if part.id:"),
     "the plain line": (
         functools.partial(check_failure, kind="401"),
         "except (Failure, SessionError) as", "except SessionError as"),
     "refusing half a reply": (
         functools.partial(check_failure, kind="ended in the middle"),
-        'if not reply.get("finish_reason"):', "if False:"),
+        'if not reply["finish_reason"]:', "if False:"),
 }
 
 
@@ -509,6 +564,8 @@ WRONG = {  # name: (the check that has to see it, the wrong model)
     "takes a lost result for none": (check_looks_again, forget_lost_results),
     "promises all": (check_honest, promise_all),
     "asks again when it was refused": (check_stops, ask_again),
+    "has to see the call of a result": (check_short_memory, look_calls_up),
+    "knows the words of one Python": (check_each_python, know_one_python),
 }
 
 

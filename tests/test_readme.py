@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,18 @@ def test_the_demo_prints_what_the_readme_shows_in_that_order(tmp_path):
     for line in map(normalize, SHOWN):
         assert line in printed[position:], f"the demo does not print {line!r} here"
         position = printed.index(line, position) + 1
+
+
+def test_each_command_that_looks_back_prints_what_the_readme_shows(tmp_path):
+    """In the README's order, behind the demo; a clock and an id are different each time."""
+    rows = re.findall(r"(?m)^\| `python (tinyharness.py --[^`]*)` \|[^|]*\| `([^`]*)` \|$", README)
+    assert len(rows) == 5
+    script, clock = str(ROOT / "tinyharness.py"), r"\d\d:\d\d:\d\d"
+    assert run([sys.executable, script, "--demo"], tmp_path).returncode == 0
+    for command, shown in rows:
+        done = run([sys.executable, script, *shlex.split(command)[1:]], tmp_path)
+        printed, wanted = (re.sub(clock, "<clock>", normalize(text)) for text in (done.stdout, shown))
+        assert done.returncode == 0 and wanted in printed, f"{command} prints {printed}"
 
 
 def test_ci_runs_the_two_commands_as_written():

@@ -1,0 +1,220 @@
+"""Claim: an id says when a session began, and its records alone say what became of it."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from crash_tools import load_module
+from strict_server import StrictServer
+from test_m07_resume import (BEGUN, BLOCK, GOOD, ONE, OPENED, TWO, answer, ask, say, write_session)
+from test_models import (SCRIPT, break_script, call_tool, find_log, folder, make_env, read_log,
+                         run_forked, run_script)
+
+PROMPT, WAITS = say("修复 🐞"), "waiting for an answer"
+MAKER = """import sys, tinyharness
+for _ in range(10): print(tinyharness.new_session_path(sys.argv[1]))"""
+EAST = {"TZ": "CST-8"}  # where the clock is ahead of UTC, so that the two cannot be mixed up
+
+
+def read_clock():
+    """The time of day there, in whole seconds."""
+    return datetime.now(timezone(timedelta(hours=8))).replace(microsecond=0, tzinfo=None)
+
+
+def check_ids(script, folder):
+    began, command = read_clock(), [sys.executable, "-c", MAKER, folder / "新" / "sessions"]
+    place = {"cwd": folder, "env": make_env(folder, PYTHONPATH=str(Path(script).parent), **EAST)}
+    makers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **place) for _ in "两个"]
+    made = [maker.communicate(timeout=60)[0].splitlines() for maker in makers]
+    paths = [Path(path) for each in made for path in each]
+    assert len(paths) == 20 == len(set(paths)), "two sessions were given one file"
+    for path in paths:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}_[a-z]+\.jsonl", path.name), f"no id: {path}"
+        moment = datetime.strptime(path.name[:17], "%Y-%m-%d_%H%M%S")
+        assert began <= moment <= read_clock(), "the id does not say when the session began"
+        modes = [oct(each.stat().st_mode)[-3:] for each in (path.parent, path)]
+        assert modes == ["700", "600"] and not path.stat().st_size, f"others can read it: {modes}"
+    for each in made:
+        by_moment = sorted(each, key=lambda path: path.rpartition("_")[0])
+        assert by_moment == each, "a later session does not sort behind an earlier one"
+
+
+def check_opening(script, folder):
+    began, elsewhere = read_clock(), folder / "别处"
+    elsewhere.mkdir()
+    for options in [], ["--resume", "last", "--workspace", elsewhere]:
+        assert run_script(folder, *options, "你好", script=script, **EAST).returncode == 0
+    said = {number: record for number, record in enumerate(read_log(folder)) if "build" in record}
+    assert list(said) == [0, 4], f"not once, before all else that a process writes: {list(said)}"
+    for opening, kind, cwd in zip(said.values(), ("session", "resumed"), (folder, elsewhere)):
+        where = {"cwd": str(cwd), "platform": sys.platform, "python": platform.python_version()}
+        what = {"event": kind, "id": find_log(folder).stem, "format": 1, "model": "rehearsal"}
+        unsaid = {**where, **what}.items() - opening.items()
+        assert not unsaid, f"it does not say {unsaid}"
+        moment, zone = opening["created"].rsplit(" ", 1)
+        assert began <= datetime.fromisoformat(moment) <= read_clock() and zone == "+0800"
+    assert len({opening["pid"] for opening in said.values()}) == 2
+
+
+def check_build(script, folder):
+    other, resume = folder / "另一个" / "tinyharness.py", ("--resume", "last")
+    other.parent.mkdir()
+    other.write_text(Path(script).read_text(encoding="utf-8") + "# 改\n", encoding="utf-8")
+    run_script(folder, "你好", script=script)
+    assert "of build" not in run_script(folder, *resume, script=script).stderr, "it is the same"
+    there = run_script(folder, *resume, "你好", script=other).stderr
+    old, new = [record["build"] for record in read_log(folder) if "build" in record]
+    assert new != old, "two builds have one name"
+    assert f"of build {old}, this is {new}" in there, "another build resumes, and none is told"
+    back = run_script(folder, *resume, "你好", script=script).stderr
+    assert f"of build {new}, this is {old}" in back, "the way back is not told"
+
+
+def check_holder(script, folder):
+    module, again = load_module(script), {**OPENED, "event": "resumed", "pid": 22, "created": "今天"}
+    for records, who in ([OPENED, PROMPT, again, GOOD], "22, since 今天"), ([PROMPT], "unknown"):
+        said = module.describe_holder(write_session(folder / "a", *records))
+        assert f"last writer: pid {who}" in said, f"not who wrote last: {said}"
+
+
+FOUND = {  # what is asked for: the end of the path, or of the refusal
+    "otter": "/otter.jsonl", "otter-": "/otter-2.jsonl", "last": "/lynx.jsonl", "lynx": "lynx",
+    "ott": "fits otter, otter-2", "folder": "none", "broken": "none", "獭": "none", "a/b": "none",
+}
+
+
+def check_find(script, folder):
+    module, sessions = load_module(script), folder / "sessions"
+    for age, name in enumerate(("lynx.jsonl", "otter-2.jsonl", "otter.jsonl", "2026_獭.jsonl")):
+        os.utime(write_session(sessions / name, OPENED), (9**9 - age, 9**9 - age))
+    write_session(folder / "lynx", OPENED)
+    (sessions / "folder.jsonl").mkdir()
+    (sessions / "broken.jsonl").symlink_to("没有")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for target, want in FOUND.items():
+            try:
+                found = module.find_session("sessions", target)
+            except (module.SessionError, OSError) as error:
+                found = str(error)
+            assert found.endswith(want), f"{target} opens {found}"
+
+
+DONE, ABORTED, FAILED = ({"event": "turn", "state": state, "reason": "拒绝"}
+                         for state in ("done", "aborted", "error"))
+ASKED, TOLD, BATCH = [OPENED, PROMPT, ask(ONE), BEGUN], answer("c1", "一"), ask(ONE, TWO)
+BLOCKS, TRACKED = say([BLOCK], "assistant"), {**ask(ONE), "tracked": True}
+IN_BASH, BEFORE_BASH = "interrupted in tool bash", "interrupted before tool bash"
+RESULT = say([{"type": "tool_result", "tool_use_id": "c1", "content": "一"}])
+STATES = {  # kind: (records, state)
+    "nothing": ([], "empty"),
+    "opened": ([OPENED], "empty"),
+    "done": ([OPENED, PROMPT, GOOD, DONE], "done"),
+    "done without a word": ([OPENED, PROMPT, say("", "assistant"), DONE], "done"),
+    "aborted": ([*ASKED, TOLD, ABORTED], f"{WAITS} (aborted)"),
+    "failed": ([OPENED, PROMPT, FAILED], f"{WAITS} (error)"),
+    "killed in the request": ([OPENED, PROMPT], WAITS),
+    "killed before a tool": ([OPENED, PROMPT, TRACKED], BEFORE_BASH),
+    "killed in a tool": (ASKED, IN_BASH),
+    "killed before the second tool": ([OPENED, PROMPT, BATCH, BEGUN, TOLD], BEFORE_BASH),
+    "killed behind a result": ([*ASKED, TOLD], WAITS),
+    "killed behind the answer": ([OPENED, PROMPT, GOOD], "done"),
+    "killed in a later turn": ([PROMPT, GOOD, DONE, *ASKED], IN_BASH),
+    "killed after an abort": ([OPENED, PROMPT, ABORTED, PROMPT], WAITS),
+    "gone on after an abort": ([PROMPT, ABORTED, PROMPT, GOOD, DONE], "done"),
+    "the chapter's, in a tool": ([PROMPT, BLOCKS], IN_BASH),
+    "the chapter's, behind a result": ([PROMPT, BLOCKS, RESULT], WAITS),
+    "the chapter's, done": ([PROMPT, BLOCKS, RESULT, say([{"text": "好"}], "assistant")], "done"),
+}
+
+
+def check_states(script, folder):
+    module = load_module(script)
+    for kind, (records, want) in STATES.items():
+        session = module.Session(write_session(folder / f"{kind}.jsonl", *records))
+        state = module.describe_state(records)
+        assert state == want, f"what was {kind} is called {state}"
+        for said in module.check_session(session), module.show_session(session):
+            assert re.findall("state: (.*)", said) == [want], f"{kind}: {said}"
+
+
+WAIT = "; while kill -0 $PPID; do :; done"  # until the harness ends, or ends this
+ENDINGS = {  # what comes in the middle of a turn: (the model's reply, state)
+    "SIGKILL before a tool": (ask(ONE), BEFORE_BASH),
+    "SIGKILL": (ask(call_tool("bash", command=f"kill -KILL $PPID{WAIT}")), IN_BASH),
+    "SIGTERM": (ask(call_tool("bash", command=f"kill -TERM $PPID{WAIT}")), f"{WAITS} (aborted)"),
+}
+DIE = "def make_intent(*_): os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def check_endings(script, folder):
+    for number, (kind, (reply, want)) in enumerate(ENDINGS.items()):
+        with StrictServer([reply]) as server:
+            run_forked(folder, "--yes", "--sessions", f"{number}", "做 🐞", server=server,
+                       script=script, hook=DIE if "before" in kind else "")
+        seen = run_forked(folder, "--sessions", f"{number}", "--check", "last", script=script)
+        assert f"state: {want}\n" in seen.stdout, f"after {kind}: {seen.stdout}"
+
+
+def check_looking_changes_nothing(script, folder):
+    sessions = folder / "sessions"
+    for kind, (records, _) in STATES.items():
+        write_session(sessions / f"{kind}.jsonl", *records, tail=b'{"torn' * bool(records))
+    def take_stamps():
+        return {path: (path.is_file() and path.read_bytes(), path.stat().st_ctime_ns)
+                for path in [sessions, *sessions.iterdir()]}  # a new mtime or mode is a new ctime
+    before = take_stamps()
+    for option in "--search", "--check", "--show", "--resume":
+        looks = f"for name in {[*STATES]}: main(['--sessions', 'sessions', '{option}', name])"
+        done = run_forked(folder, "--search", "修复", script=script, hook=looks, OPENAI_API_KEY="x")
+        assert take_stamps() == before, f"{option} looked, and wrote"
+        assert done.returncode == 0, done.stderr
+
+
+CLAIMS = [check_ids, check_opening, check_build, check_holder, check_find, check_states,
+          check_endings, check_looking_changes_nothing]
+IDS, OPENING, BUILD, HOLDER, FIND, STATE, ENDING, LOOK = CLAIMS
+
+
+@pytest.mark.parametrize("check", CLAIMS)
+def test_lifecycle(check, folder):
+    check(SCRIPT, folder)
+
+
+REMOVED = {  # name: (the check that has to see it, words of its complaint, the protection, instead)
+    "making the file": (IDS, "given one file", "os.O_CREAT | os.O_EXCL", "os.O_CREAT"),
+    "the moment": (IDS, "no id", "time.strftime('%Y-%m-%d_%H%M%S')", "os.getpid()"),
+    "the time zone": (IDS, "when the session", "%H%M%S')", "%H%M%S', time.gmtime())"),
+    "the mode": (IDS, "others can read", "os.O_EXCL, 0o600", "os.O_EXCL, 0o644"),
+    "the mode of the folder": (IDS, "others can read", "folder, mode=0o700, ", "folder, "),
+    "who goes on": (OPENING, "does not say .*resumed", '"resumed" if session.records else ', ""),
+    "the system": (OPENING, "does not say .*platform", '"platform": sys.platform, ', ""),
+    "the Python": (OPENING, "does not say .*python", '"python": sys.version.split()[0], ', ""),
+    "the build": (BUILD, "have one name", "pathlib.Path(__file__).read_bytes()", "b''"),
+    "silence": (BUILD, "it is the same", "builds[-1:] if each != BUILD", "builds[-1:]"),
+    "the last build": (BUILD, "the way back", "in builds[-1:] if", "in builds[:1] if"),
+    "the last writer": (HOLDER, "who wrote last", "in record)][-1].get", "in record)][:2][-1].get"),
+    "a path first": (FIND, "lynx opens", "if os.path.isfile(target):", "if False:"),
+    "a whole id": (FIND, "otter opens", "if session_id(path) == target] or found", "]"),
+    "the one used last": (FIND, "last opens", "key=os.path.getmtime", "key=str"),
+    "files only": (FIND, "last opens", "filter(os.path.isfile, paths)", "paths"),
+    "another log": (STATE, "chapter's", "= call.started or not call.tracked", "= call.started"),
+    "an open end": (STATE, "aborted is called done", "and not said[-1][2]", ""),
+    "a silent end": (STATE, "without a word", 'ended == "done" or ', ""),
+    "the ending": (ENDING, "after SIGTERM", '"aborted", "reason"', '"error", "reason"'),
+    "looking": (LOOK, "--check", "seen.records = r", "seen.records = os.utime(seen.path) or r"),
+    "a quiet resume": (LOOK, "--resume", "        return self\n", "        self.append({})\n"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", REMOVED)
+def test_check_sees_that_this_is_removed(name, folder):
+    check, words, *change = REMOVED[name]
+    with pytest.raises(AssertionError, match=words):
+        check(break_script(folder / "broken", change), folder)
