@@ -651,12 +651,12 @@ def search_sessions(session, query: str) -> str:
     words, rows = clean(query).lower().split(), []
     # Only a file with the bytes of each is parsed; where case changes bytes, any file.
     spelled = [word for word in words if word == word.upper() or word.isascii()]
-    spelled = [(encode_record(word)[1:-2], json.dumps(word)[1:-1].encode()) for word in spelled]
+    spelled = [{encode_record(word)[1:-2], json.dumps(word)[1:-1].encode()} for word in spelled]
     for path in list_paths(session.folder) if words else ():
         hits = []
         with contextlib.suppress(OSError):  # an unreadable file costs only itself
             data = pathlib.Path(path).read_bytes().lower()
-            if path != session.path and all(one in data or two in data for one, two in spelled):
+            if path != session.path and all(any(map(data.__contains__, both)) for both in spelled):
                 for number, record in number_records(path):
                     text = " ".join(text_of(record.get("content")).split())
                     place = max(text.lower().find(words[0]) - 40, 0)
@@ -730,7 +730,7 @@ for text, want in [("3 mar 2026", "2026-03-03"), ("24 December 2025", "2025-12-2
 '''
 TASK = "The test of parse_date.py fails. Repair parse_date.py, and run the test until it passes."
 CAN_DO = """I am the rehearsal model: a script. I repair parse_date.py in my own demo workspace
-(start without a prompt), or "continue" that. Else set OPENAI_API_KEY or OPENAI_BASE_URL."""
+(start without a prompt), or "continue" that. Else start anew with OPENAI_API_KEY."""
 FILE = {"path": "parse_date.py"}
 SCRIPT = (  # a pattern in the last message, then a tool and its arguments, or "" and words
     (f"(?i)^user: ({TASK}|continue|继续)", "read_file", FILE),  # whatever happened: look
@@ -813,7 +813,7 @@ def parse_options(arguments):
     """The command line, as the docstring of this file shows it; exit code 2 where it is wrong."""
     parser = argparse.ArgumentParser(prog="tinyharness.py", add_help=False, allow_abbrev=False)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT")
-    for name, value in re.findall(r"(?m)^ {6}(--[a-z]+) ?(\S*)", __doc__):
+    for name, value in re.findall(r"(?m)^ {6}(--[a-z]+) ?([A-Z]?)", __doc__):
         parser.add_argument(name, action="store" if value else "store_true")
     parser.add_argument("--version", action="version", version="tinyharness 0.8")
     parser.set_defaults(sessions=os.path.join(".tinyharness", "sessions"))

@@ -441,7 +441,8 @@ TRAPS = [b'{"', b'{"a":', b'{"a":"', b'{"a":1,', b'{"a":[', b'\\"{', ONE, TWO[:3
 def check_reading_is_linear(impl, folder):
     for trap in TRAPS:
         paths = []
-        for size in (5_000, 50_000):
+        # Both sizes of what is nested pass Python's recursion limit, which costs time of its own.
+        for size in (50_000, 500_000) if b"[" in trap else (5_000, 50_000):
             (folder / str(size)).mkdir(exist_ok=True)
             paths.append(write_log(folder / str(size), trap * (size // len(trap)) + b"\n"))
         ratio = measure_growth(impl.read_jsonl, *paths)

@@ -188,7 +188,7 @@ def test_what_cannot_be_read_hides_no_other_session(open_folder):
     check_unreadable_costs_only_itself(SCRIPT, open_folder)
 
 
-RATIOS = {"needle": 12, "修复缺陷": 20, "zebra": 12, "dates": 500, "Übung": 500}  # upper limits
+RATIOS = {"needle": 12, "修复缺陷": 20, "zebra": 12, "dates": 20, "Übung": 500}  # upper limits
 
 
 def time_run(command, **options) -> float:
