@@ -14,9 +14,9 @@
       --salvage SESSION               the same, for a damaged one
       --demo                          kill a real agent in the middle of a tool, and resume it
       --rehearse                      play a script, as without OPENAI_API_KEY or OPENAI_BASE_URL
-      --model NAME                    ask this model; default OPENAI_MODEL
+      --model NAME                    ask this model; default as in the session, or OPENAI_MODEL
       --yes                           allow every call of a tool without asking
-      --workspace DIR                 where the tools work; default here
+      --workspace DIR                 where the tools work; default here, or as in the session
       --sessions DIR                  where sessions are kept; default .tinyharness/sessions
       --help, --version
 
@@ -28,7 +28,7 @@ A session is one append-only JSONL file. Everything else is a fold of its record
     {"role": "tool", "tool_call_id": "c1", "content": "..."}          on disk before the next step
 
 In reading order: 1 loop, 2 tools, 3 log, 4 repair, 5 intent, 6 control, 7 resume, 8 lifecycle,
-11 search and replay, models, main. A section's number is its milestone.
+11 search and replay, models, main. §1 to §7 are milestones, with a notebook each; no §9, §10.
 
 What it does not do: no sandbox (bash can do what you can do), no images, no parallel tools,
 no lock on Windows, no rollback of files.
@@ -45,7 +45,7 @@ fcntl = None
 with contextlib.suppress(ImportError):  # Windows has no lock of this kind
     import fcntl
 
-HEAD_BYTES, TAIL_BYTES = 10_000, 20_000  # what is kept of each end of a tool's output
+HEAD_BYTES, TAIL_BYTES = 10_000, 20_000  # what `read_file` and `bash` keep of each end
 FOUND_ROWS, FILE_BYTES, BASH_SECONDS = 150, 50_000_000, 600  # the most that a tool may take
 DEFAULT_MODEL = "gpt-5-mini"
 BUILD = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:8]  # of this script
@@ -75,10 +75,10 @@ def clean(text) -> str:
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 class SessionError(Exception):
-    """A session that cannot be used: the text says which, why, and what to do now."""
+    """A session that cannot be used: the text says which, and why."""
 
 class Failure(Exception):
-    """Foreign code that failed, the model's or a tool's; of a failed request nothing is stored."""
+    """Foreign code that failed, the model's or a tool's; of a failed request no reply is stored."""
 
 # ── §1 loop ───────────────────────────────────────────────────────────────────────────────────────
 # An agent is a loop: messages go to the model, its calls to the tools, their results to the model.
@@ -238,7 +238,7 @@ def bash(session, command: str, timeout: float = 120) -> str:
         pool.shutdown()
         for process in born:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL) if fcntl else process.kill()
             process.wait()
         reader.is_alive() and reader.join(1)
     return f"{clip(output, sum(sizes)).rstrip()}\n[{ending}]".lstrip("\n")
@@ -280,7 +280,7 @@ def append_jsonl(path, record):
     """Add a record to a log as one line of JSON.
     Errors: ValueError or TypeError before the file is touched; OSError from the disk.
     Promise: on disk when it returns; old bytes stay; a torn last line never swallows this one.
-    If killed here: the log ends in this record or in a torn line, which the next append closes."""
+    If killed here: the log is as before, ends in this record, or is torn; the next append mends."""
     data = encode_record(record)
     with open_log(path) as file:
         size = file.seek(0, os.SEEK_END)
@@ -354,7 +354,7 @@ def arguments_text(said) -> str:
     return json.dumps({"arguments_were_no_json_object": text} if broken else {})
 
 def read_message(record) -> tuple:
-    """The text, calls and results of a message, in the API's dialect or in the chapter's blocks."""
+    """The text, calls and results of a message, in the API's fields or in blocks of its content."""
     role, content = record["role"], record.get("content")
     calls = [(call.get("id"), call.get("function")) for call in dicts_in(record.get("tool_calls"))]
     results = [(record.get("tool_call_id"), text_of(content))] if role == "tool" else []
@@ -406,7 +406,7 @@ def group_calls(records) -> list:
                 call.arrived = min(call.arrived, next(counter))
                 call.unsure = synthetic or key != call.id
             groups += [] if key in by_id else [("orphan", result, ())]
-        tracked = [record] if record.get("tracked") is True else []
+        tracked = [record] if record.get("tracked") is True else []  # one list for the whole batch
         calls = [Call(*each, sent_ids, counter, record, tracked) for each in said]
         same_id = {}  # from here on an id means these calls; no id, those without one, or all
         for call in calls:
@@ -496,7 +496,7 @@ def control_turn(session):
         ending["state"] = "done"
     except (KeyboardInterrupt, Failure) as why:
         ending |= {"state": "error" if isinstance(why, Failure) else "aborted", "reason": str(why)}
-        session.records = read_jsonl(session.path)  # an interrupt may have parted file and memory
+        session.records = read_jsonl(session.path) or session.records  # a Ctrl-C may part the two
         settle_calls(session, "interrupted by the user while it ran")
         session.add_prompts([])  # what was typed is not lost
         raise
@@ -593,8 +593,8 @@ def describe_opening(session) -> dict:
 
 def describe_holder(path) -> str:
     """Why a session cannot be opened: who wrote to it last, and what to do now."""
-    last = [{}, *(record for _, record in number_records(path) if "pid" in record)][-1].get
-    who = f"last writer: pid {last('pid', 'unknown')}, since {last('created', 'unknown')}"
+    last = ([record for _, record in number_records(path) if "pid" in record] or [{}])[-1]
+    who = f"last writer: pid {last.get('pid', 'unknown')}, since {last.get('created', 'unknown')}"
     return f"{path} is held by another process ({who}); a copy of it is an independent session"
 
 def new_session_path(folder) -> str:
@@ -673,7 +673,7 @@ def show_session(session, target="") -> str:
     for number, record in number_records(path, skipped):
         key, moment = text_of(record.get("tool_call_id")), record.get("ts")
         moment = moment if isinstance(moment, (int, float)) and 0 <= moment < 1e10 else 0
-        kind = record.get("role") or record["event"]
+        kind = record["role"] if record.get("role") in ROLES else record["event"]
         words = [time.strftime("%X", time.localtime(moment)) if moment else "--:--:--", kind]
         if kind == "started":
             begun[key] = text_of(record.get("tool")), moment
@@ -709,7 +709,7 @@ def fork_session(session, target="") -> str:
     records = json.loads(json.dumps(records), parse_constant=str)  # NaN is no JSON
     told = {"role": "tool", "content": f"{FORKED}; {UNKNOWN}", "verdict": "outcome unknown"}
     added = [{**told, "tool_call_id": call.id} for call in open_calls(records)]
-    note = f"{FORKED}; a copy of {source}, without {len(skipped)} damaged lines"
+    note = f"{FORKED}; a copy of {source}, which has {len(skipped)} damaged lines"
     added += [{"role": "user", "content": note}, {"event": "turn", "state": "forked"}]
     records += [{**each, "ts": round(time.time(), 3)} for each in added]
     path = new_session_path(session.folder)
@@ -931,8 +931,7 @@ def take_turns(session, options, prompt, has_key) -> int:
                 raise
             show_text("(Ctrl-D ends)", file=sys.stderr)
     code = take_turn(session, prompt, model, options)
-    if code == 0:
-        show_text(f"to go on: {resume_command(session.path)}")
+    code or show_text(f"to go on: {resume_command(session.path)}")
     return code
 
 def choose_model(session, options, has_key):
@@ -988,7 +987,8 @@ def main(arguments=None) -> int:
     try:
         for name in COMMANDS:
             if isinstance(text := getattr(options, name[1:], None), str):
-                return run_command(Session(pathlib.Path(options.sessions, "-")), f"{name} {text}")
+                line = f"{name} {text} {options.prompt or ''}"
+                return run_command(Session(pathlib.Path(options.sessions, "-")), line)
         return run_demo(options) if options.demo else run_session(options)
     except (SessionError, OSError) as error:
         show_text(f"tinyharness: {error}", file=sys.stderr)

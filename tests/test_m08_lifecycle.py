@@ -198,7 +198,7 @@ REMOVED = {  # name: (the check that has to see it, words of its complaint, the 
     "the build": (BUILD, "have one name", "pathlib.Path(__file__).read_bytes()", "b''"),
     "silence": (BUILD, "it is the same", "builds[-1:] if each != BUILD", "builds[-1:]"),
     "the last build": (BUILD, "the way back", "in builds[-1:] if", "in builds[:1] if"),
-    "the last writer": (HOLDER, "who wrote last", "in record)][-1].get", "in record)][:2][-1].get"),
+    "the last writer": (HOLDER, "who wrote last", "or [{}])[-1]", "or [{}])[0]"),
     "a path first": (FIND, "lynx opens", "if os.path.isfile(target):", "if False:"),
     "a whole id": (FIND, "otter opens", "if session_id(path) == target] or found", "]"),
     "the one used last": (FIND, "last opens", "key=os.path.getmtime", "key=str"),

@@ -81,6 +81,12 @@ def test_show_takes_linear_time(folder):
 
 # ─── check ────────────────────────────────────────────────────────────────────────────────────────
 
+def test_all_words_behind_a_command_belong_to_it(folder):
+    write_day(folder, 1, say("修复 tests"), say("修复"))
+    assert run_script(folder, "--search", "修复", "tests").stdout.count("line") == 1
+    assert run_script(folder, "--show", "last", "修复").returncode == 2
+
+
 FILES = {  # kind: (records, the bytes behind them, exit code, words of the verdict)
     "sound": ([say("做"), ask(ONE), BEGUN, answer("c1", "一"), GOOD], b"", 0, ["sound:", "6 records"]),
     "empty": (None, b"", 0, ["0 records"]),
@@ -207,7 +213,7 @@ def check_salvage(script, folder):
     done = run_script(folder, "--check", made, script=script)
     assert done.returncode == 0, f"what was salvaged is damaged: {done.stdout}"
     texts = [each["content"] for each in load_module(script).load_session(made)]
-    assert re.search(r"without [1-9]\d* damaged lines", texts[-1]), f"nothing is left out: {texts[-1]}"
+    assert re.search(r"which has [1-9]\d* damaged lines", texts[-1]), f"nothing is left out: {texts[-1]}"
     assert texts[:2] == ["一", "三"] and "二" in texts, f"what was good is lost: {texts}"
 
 
@@ -308,7 +314,7 @@ TURN = [{**OPENED, "build": "b", "canary": "k"}, say("修"),
         {**BEGUN, "path": "/没有", "before": "a", "after": "b"},
         {**answer("c1", "一"), "verdict": "applied"},
         {"event": "turn", "state": "aborted", "reason": "x"},
-        {"event": "resumed", "cwd": "/", "build": "b"}]
+        {"event": "resumed", "cwd": "/", "build": "b"}, {"event": "more", "role": "nobody"}]
 
 
 def make_odd_turns(value):

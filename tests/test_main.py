@@ -336,6 +336,23 @@ def test_output_that_nobody_reads_ends_without_a_traceback(folder):
     check_closed_output(SCRIPT, folder)
 
 
+def check_deleted_in_use(script, folder):
+    def delete_and_fail(messages, tools):
+        find_log(folder).unlink()
+        return {"status": 400, "error": "没有"}
+
+    with StrictServer(delete_and_fail) as server:
+        done = run_forked(folder, "做 🐞", server=server, script=script)
+    assert done.returncode == 1 and "to go on: " in done.stderr, done.stderr
+    texts = [record.get("content") for path in folder.rglob("*.jsonl")
+             for record in tinyharness.read_jsonl(path)]
+    assert "做 🐞" in texts, "what was said is nowhere any more"
+
+
+def test_a_log_that_is_deleted_while_a_request_fails_is_written_anew(folder):
+    check_deleted_in_use(SCRIPT, folder)
+
+
 # ─── as a library ────────────────────────────────────────────────────────────────────────────────
 
 IMPORTER = """
@@ -382,6 +399,7 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
         check_c_locale, 'stream.reconfigure(errors="backslashreplace")', "pass"),
     "the end of the pipe": (
         check_closed_output, "except OSError:  # nobody reads on", "except EOFError:  #"),
+    "the memory of a log that is gone": (check_deleted_in_use, " or session.records", ""),
     "import without fcntl": (check_import, "suppress(ImportError):  # Windows", "suppress(EOFError):  #"),
     "import without exit": (check_import, 'if __name__ == "__main__" and {', "if {"),
 }
