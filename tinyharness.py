@@ -427,16 +427,16 @@ def repair(records, prompt="") -> list:
     with contextlib.ExitStack() as stack:  # a search for garbage among many new calls finds none
         stack.callback(gc.enable if gc.isenabled() else gc.disable)
         gc.disable()
-        groups = group_calls(records)
-    for role, text, calls in groups:
-        if role == "system":
-            system[text] = None
-        elif role != "orphan":
-            sent = {"tool_calls": [call.sent for call in calls]} if calls else {}
-            messages.append({"role": role, "content": text if text.strip() else None, **sent})
-        for call in sorted(calls, key=lambda call: call.arrived):
-            result = call.result or f"no result is in the log; {judge_call(call)}"
-            messages.append({"role": "tool", "tool_call_id": call.sent["id"], "content": result})
+        for role, text, calls in group_calls(records):
+            if role == "system":
+                system[text] = None
+            elif role != "orphan":
+                said = {"role": role, "content": text if text.strip() else None}
+                messages.append(said | ({"tool_calls": [c.sent for c in calls]} if calls else {}))
+            for call in sorted(calls, key=lambda call: call.arrived):
+                result = call.result or f"no result is in the log; {judge_call(call)}"
+                answer = {"role": "tool", "tool_call_id": call.sent["id"], "content": result}
+                messages.append(answer)
     first = "\n\n".join(filter(None, system))
     return [{"role": "system", "content": first}, *messages] if first else messages
 
@@ -622,7 +622,7 @@ def find_session(folder, target) -> str:
     found = [path for path in paths if target and session_id(path).startswith(target)]
     found = [path for path in found if session_id(path) == target] or found
     if target == "last":  # of those that were begun
-        found = sorted(filter(os.path.getsize, paths[::-1]), key=os.path.getmtime)[-1:]
+        found = sorted(filter(os.path.getsize, paths[::-1]), key=os.path.getmtime)[-1:] or paths[:1]
     if len(found) != 1:
         ids = ", ".join(map(session_id, found)) or "none"
         raise SessionError(f"{target!r} is no file, and must fit one id in {folder}; it fits {ids}")

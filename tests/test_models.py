@@ -527,8 +527,8 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
         check_what_is_kept_and_sent, '("content", "reasoning_content")', '("content",)'),
     "hiding the key": (check_what_is_kept_and_sent, '"API_KEY" not in name', "True"),
     "the allow-list": (
-        check_foreign_keys_are_not_sent, 'text if text.strip() else None, **sent}',
-        'text if text.strip() else None, **sent, "annotations": []}'),
+        check_foreign_keys_are_not_sent, 'text if text.strip() else None}',
+        'text if text.strip() else None, "annotations": []}'),
     "not running a cut call": (check_cut_call_is_not_run, "if call.cut_off:", "if False:"),
     "joining pieces by index": (
         functools.partial(check_pieces, kind="mixed pieces"),
