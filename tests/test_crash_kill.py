@@ -307,7 +307,7 @@ def test_with_a_repair_of_the_last_message_only_the_cut_check_is_red(tmp_path):
     old = 'result = call.result or f"no result'
     # Once a result of the batch is there, the last message is no longer the one with the calls.
     guard = "if not call.result and any(each.result for each in calls):"
-    broken = write_copy(tmp_path, (old, f"{guard}\n                continue\n            {old}"))
+    broken = write_copy(tmp_path, (old, f"{guard}\n                    continue\n                {old}"))
     with fast_folder() as folder, pytest.raises(AssertionError, match="parallel batch"):
         check_cuts(load_module(broken), folder)
 
