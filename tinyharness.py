@@ -7,6 +7,7 @@
 
     python tinyharness.py [PROMPT]    take one turn; without PROMPT ask for prompts, or read one
       --resume SESSION                go on with a path, an id, the beginning of one, or `last`
+      --list [TEXT]                   the sessions, newest first; those whose row holds TEXT
       --search WORDS                  find what was said in other sessions (at the prompt: /search)
       --show SESSION                  the timeline: a line for each record
       --check SESSION                 what is in the file, and is it sound: exit code 0, or 1
@@ -18,6 +19,7 @@
       --yes                           allow every call of a tool without asking
       --workspace DIR                 where the tools work; default here, or as in the session
       --sessions DIR                  where sessions are kept; default .tinyharness/sessions
+      --canary NAME                   mark a session in which a changed harness is tried out
       --help, --version
 
 A session is one append-only JSONL file. Everything else is a fold of its records:
@@ -28,7 +30,7 @@ A session is one append-only JSONL file. Everything else is a fold of its record
     {"role": "tool", "tool_call_id": "c1", "content": "..."}          on disk before the next step
 
 In reading order: 1 loop, 2 tools, 3 log, 4 repair, 5 intent, 6 control, 7 resume, 8 lifecycle,
-11 search and replay, models, main. §1 to §7 are milestones, with a notebook each; no §9, §10.
+11 search and replay, models, main. §1 to §7 are milestones with a notebook; 9 and 10 come later.
 
 What it does not do: no sandbox (bash can do what you can do), no images, no parallel tools,
 no lock on Windows, no rollback of files.
@@ -38,17 +40,17 @@ import sys
 if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):
     sys.exit(print(__doc__, end=""))  # exit code 0, before the imports: they take longest
 
-import argparse, contextlib, errno, functools, gc, hashlib, inspect, itertools, json, os, pathlib
-import re, select, shlex, signal, subprocess, threading, time
-from concurrent.futures import ThreadPoolExecutor
+import argparse, concurrent.futures, contextlib, errno, functools, gc, hashlib, inspect, itertools
+import json, os, pathlib, random, re, select, shlex, signal, subprocess, threading, time
 fcntl = None
 with contextlib.suppress(ImportError):  # Windows has no lock of this kind
     import fcntl
 
-HEAD_BYTES, TAIL_BYTES = 10_000, 20_000  # what `read_file` and `bash` keep of each end
-FOUND_ROWS, FILE_BYTES, BASH_SECONDS = 150, 50_000_000, 600  # the most that a tool may take
+HEAD_BYTES, TAIL_BYTES, END_BYTES = 10_000, 20_000, 2_000  # kept of each end; seen of it in a list
+FOUND_ROWS, DAMAGES, FILE_BYTES, BASH_SECONDS = 150, 100, 50_000_000, 600  # the most there may be
 DEFAULT_MODEL = "gpt-5-mini"
-BUILD = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:8]  # of this script
+HERE = pathlib.Path(__file__).resolve()
+BUILD = hashlib.sha256(HERE.read_bytes()).hexdigest()[:8]  # of this script
 WORDS = "otter heron badger lynx marten falcon hedgehog beaver plover raven salmon weasel".split()
 SYSTEM_PROMPT = """You are a careful coding agent at work in {workspace}.
 Use the tools to look before you act, and run the tests after each change."""
@@ -57,7 +59,7 @@ JSON_TYPES = {"str": {"type": "string"}, "int": {"type": "integer"}, "float": {"
               "bool": {"type": "boolean"}, "list": {"type": "array"}, "dict": {"type": "object"}}
 ROLES = ("system", "user", "assistant", "tool")
 GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks, BOMs, commas
-DAMAGES = 100  # places where one line is damaged, before the rest of it is given up
+TITLE = re.compile(rb'{"role": "user", "content": "((?:[^"\\]|\\.){,199})')
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 STRICT = json.JSONDecoder(parse_constant=int).decode  # int() refuses NaN, which is no JSON
 DECODE = json.JSONDecoder().raw_decode
@@ -72,7 +74,7 @@ UNKNOWN = ("outcome unknown: it may have run fully, partly or not at all, or may
 
 def clean(text) -> str:
     """The text as UTF-8 can hold it: a lone surrogate becomes U+FFFD."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 class SessionError(Exception):
     """A session that cannot be used: the text says which, and why."""
@@ -83,15 +85,14 @@ class Failure(Exception):
 # ── §1 loop ───────────────────────────────────────────────────────────────────────────────────────
 # An agent is a loop: messages go to the model, its calls to the tools, their results to the model.
 
-def run_turn(session, prompt, model, tools=None, approve=None, show=print, listen=list) -> str:
+def run_turn(session, prompt, model, tools=TOOLS, approve=None, show=print, listen=list) -> str:
     """Run one turn and return the model's last words; a blank prompt is neither sent nor stored.
     `model` is any function from (messages, tools) to an assistant message; `approve` says of
     (name, arguments) why not, or None; `listen` returns the lines that were typed meanwhile.
     Promise: each message and each result is on disk before the step that builds on it.
     If killed here: the log is a prefix of this turn, and `load_session` makes it valid."""
-    tools, words = TOOLS if tools is None else tools, ""
     if not prompt.strip():
-        return words
+        return ""
     with control_turn(session):
         more = session.add_prompts([prompt])
         while more:
@@ -144,15 +145,14 @@ def tool(table, read_only=False, plans=False):
     return add
 
 def describe_tool(function) -> dict:
-    """The Chat Completions schema of a tool: a parameter with a type is the model's to fill."""
+    """The schema of a tool: a parameter with a type (`name: type = default`) is the model's."""
     every = inspect.signature(function).parameters.values()
     typed = [each for each in every if each.annotation is not each.empty]
-    hints = {one.name: getattr(one.annotation, "__name__", str(one.annotation)) for one in typed}
-    properties = {name: JSON_TYPES.get(hint.partition("[")[0], {}) for name, hint in hints.items()}
+    properties = {each.name: JSON_TYPES.get(re.split(r"\W+", str(each))[1], {}) for each in typed}
     required = [each.name for each in typed if each.default is each.empty]
-    schema = {"type": "object", "properties": properties, "required": required}
-    about = {"name": function.__name__, "description": " ".join((function.__doc__ or "").split())}
-    return {"type": "function", "function": {**about, "parameters": schema}}
+    about = {"name": function.__name__, "description": " ".join((function.__doc__ or "").split()),
+             "parameters": {"type": "object", "properties": properties, "required": required}}
+    return {"type": "function", "function": about}
 
 def clip(output, size) -> str:
     """The head and the tail of `size` bytes of output, with a note of what was cut between."""
@@ -176,14 +176,13 @@ def replace_file(path, data) -> str:
     """Put new bytes in the place of a file; a kill leaves the old or the new, and maybe a .tmp."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tinyharness-{os.urandom(6).hex()}.tmp")
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(temporary.unlink, missing_ok=True)
         with open(temporary, "xb", 0) as file:
             if path.exists():
                 temporary.chmod(path.stat().st_mode & 0o7777)
             write_all(file, data)
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     sync_folders(path)
     return f"wrote {len(data)} bytes to {path.name}"
 
@@ -215,23 +214,21 @@ def bash(session, command: str, timeout: float = 120) -> str:
     """Run a bash command in the workspace, without input; its process group ends with it."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     secretless = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
-    place = {"cwd": session.workspace, "env": secretless, "start_new_session": True, **pipes}
+    how = {"cwd": session.workspace, "env": secretless, "start_new_session": True, **pipes}
     output, sizes, limit = bytearray(), [], min(BASH_SECONDS, float(timeout))  # so NaN is 600
-    born, pool, ending = [], ThreadPoolExecutor(1), f"timed out; {UNKNOWN}"
+    born, pool, ending = [], concurrent.futures.ThreadPoolExecutor(1), f"timed out; {UNKNOWN}"
     def drain():
         while chunk := os.read(born[0].stdout.fileno(), 65_536):
             sizes.append(len(chunk))
             output.extend(chunk)
             del output[HEAD_BYTES:-TAIL_BYTES]
         born[0].stdout.close()
-    def bear():
-        born.append(subprocess.Popen(["bash", "-c", command], **place))
-        reader.start()
     # In threads: Ctrl-C cannot lose a process at its birth, a kept pipe cannot keep the harness.
     reader = threading.Thread(target=drain, daemon=True)
     pool.submit(int).result()  # its thread begins here, where Ctrl-C loses nothing
     try:
-        pool.submit(bear).result()
+        pool.submit(lambda: born.append(subprocess.Popen(["bash", "-c", command], **how))).result()
+        reader.start()
         with contextlib.suppress(subprocess.TimeoutExpired):
             ending = f"exit code {born[0].wait(limit)}"
     finally:
@@ -283,11 +280,10 @@ def append_jsonl(path, record):
     If killed here: the log is as before, ends in this record, or is torn; the next append mends."""
     data = encode_record(record)
     with open_log(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 1, 0))
-        torn = file.read(1) not in (b"", b"\n")
-        write_all(file, b"\n" + data if torn else data)
-    if not size:
+        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+        last = file.read(1)
+        write_all(file, data if last in (b"", b"\n") else b"\n" + data)
+    if not last:
         sync_folders(path)
 
 def read_jsonl(path, skipped=None) -> list:
@@ -350,8 +346,8 @@ def arguments_text(said) -> str:
             spelled = json.dumps(value, ensure_ascii=False, allow_nan=False)
             # Letter for letter, unless an escape hides half a character.
             return text if text and clean(spelled) == spelled else clean(spelled)
-    broken = text.strip() not in ("", "null")
-    return json.dumps({"arguments_were_no_json_object": text} if broken else {})
+    empty = text.strip() in ("", "null")
+    return json.dumps({} if empty else {"arguments_were_no_json_object": text})
 
 def read_message(record) -> tuple:
     """The text, calls and results of a message, in the API's fields or in blocks of its content."""
@@ -366,13 +362,13 @@ def read_message(record) -> tuple:
     return text_of(content), calls if role == "assistant" else [], results
 
 class Call:
-    """A call in a log, with what became of it. Tracked: who wrote its batch would have logged it
-    if it had begun. Unsure: its result is a verdict, or came without an id."""
+    """A call in a log; tracked: whoever wrote its batch would have logged that it had begun."""
     __slots__ = "id name arguments sent started result unsure arrived cut_off tracked".split()
     def __init__(self, said, function, sent_ids, counter, record, tracked):
         function = function if isinstance(function, dict) else {}
         self.id, self.name = text_of(said), text_of(function.get("name"))
-        self.started, self.result, self.unsure, self.arrived = {}, "", False, float("inf")
+        self.started, self.result, self.arrived = {}, "", float("inf")
+        self.unsure = False  # whether its result is a verdict, or came without an id
         self.cut_off, self.tracked = record.get("finish_reason") == "length", tracked
         sent_id = self.id  # or one of nine letters and digits, which every provider takes
         while not sent_id or sent_id in sent_ids or len(sent_id) > 64:
@@ -423,21 +419,19 @@ def open_calls(records) -> list:
 
 def repair(records, prompt="") -> list:
     """Turn any list of records into messages ready to send: pure, total, linear, idempotent."""
-    messages, system = [], {clean(prompt): None}  # a dict keeps each text once, in order
+    records = itertools.chain([{"role": "system", "content": prompt}], records)
     with contextlib.ExitStack() as stack:  # a search for garbage among many new calls finds none
         stack.callback(gc.enable if gc.isenabled() else gc.disable)
         gc.disable()
-        for role, text, calls in group_calls(records):
-            if role == "system":
-                system[text] = None
-            elif role != "orphan":
+        groups, messages = group_calls(records), []
+        for role, text, calls in groups:
+            if role in ("user", "assistant"):
                 said = {"role": role, "content": text if text.strip() else None}
                 messages.append(said | ({"tool_calls": [c.sent for c in calls]} if calls else {}))
             for call in sorted(calls, key=lambda call: call.arrived):
                 result = call.result or f"no result is in the log; {judge_call(call)}"
-                answer = {"role": "tool", "tool_call_id": call.sent["id"], "content": result}
-                messages.append(answer)
-    first = "\n\n".join(filter(None, system))
+                messages += [{"role": "tool", "tool_call_id": call.sent["id"], "content": result}]
+    first = "\n\n".join(dict.fromkeys(text for role, text, _ in groups if role == "system"))
     return [{"role": "system", "content": first}, *messages] if first else messages
 
 def load_session(path) -> list:
@@ -455,12 +449,11 @@ def hash_file(path, data=None) -> str:
         return hashlib.sha256(pathlib.Path(path).read_bytes() if data is None else data).hexdigest()
     return "no file"
 
-def make_intent(call, tool, path=None, data=b"") -> dict:
+def make_intent(call, tool, path="", data=b"") -> dict:
     """The record that is on disk before an effect; of a planned one it holds both hashes."""
     intent = {"event": "started", "tool_call_id": call.id, "tool": call.name}
-    if path:
-        intent |= {"path": str(path), "before": hash_file(path), "after": hash_file(path, data)}
-    return {**intent, "read_only": tool.read_only}
+    plan = {"path": str(path), "before": hash_file(path), "after": hash_file(path, data)}
+    return {**intent, **(plan if path else {}), "read_only": tool.read_only}
 
 def judge_call(call, probe=None) -> str:
     """The verdict on a call without a result: from the log alone, or with a look at the file."""
@@ -475,8 +468,7 @@ def settle_calls(session, cause="the harness stopped while no result was on reco
     """Put a verdict on disk for each open call: the same after a crash and after Ctrl-C."""
     for call in open_calls(session.records):
         verdict = judge_call(call, hash_file)
-        if verdict == APPLIED:
-            sync_folders(call.started["path"])  # the kill may have come before that
+        verdict == APPLIED and sync_folders(call.started["path"])  # the kill may have come first
         text = f"{cause.partition(' while')[0] if verdict == NOT_STARTED else cause}; {verdict}"
         result = {"role": "tool", "tool_call_id": call.id, "content": text}
         session.append({**result, "verdict": verdict.partition(":")[0]})
@@ -507,21 +499,23 @@ def control_turn(session):
 # ── §7 resume ─────────────────────────────────────────────────────────────────────────────────────
 # Lock, load, say what was found, wait for the user. Nothing runs by itself.
 
-class Session:
+class Session(contextlib.ExitStack):
     """One session file, held by this process alone; a missing one is made. Errors: SessionError."""
-    def __init__(self, path, workspace=None, model=None):
-        self.path, self.workspace, self.model = os.path.abspath(path), workspace, model
+    def __init__(self, path, workspace=None, model=None, canary=None):
+        super().__init__()
+        self.path, self.workspace = os.path.abspath(path), workspace
+        self.model, self.canary = model, canary
         self.folder, self.inbox, self.skipped = os.path.dirname(self.path), [], []
         self.in_turn = self.announced = False
 
     def __enter__(self):
         try:
-            self.file = open_log(self.path)
-            fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
+            self.file = self.enter_context(open_log(self.path))  # closed where `with` ends
+            while not take_lock(self.file):
+                if not take_lock(self.file, shared=True):  # else it was only a list that looked
+                    raise SessionError(describe_holder(self.path))
             sync_folders(self.path)  # its creator may have been killed before that
             self.records = read_jsonl(self.path, self.skipped)
-        except BlockingIOError:
-            raise SessionError(describe_holder(self.path)) from None
         except OSError as error:
             raise SessionError(f"cannot open {self.path}: {error.strerror}") from error
         fcntl and os.register_at_fork(after_in_child=self.file.close)  # or a fork shares the lock
@@ -529,9 +523,6 @@ class Session:
         self.workspace = os.path.abspath(self.workspace or text_of(first.get("cwd")) or ".")
         self.model = self.model or text_of(first.get("model"))
         return self
-
-    def __exit__(self, *error):
-        self.file.close()
 
     def append(self, record):
         """Put a record on disk, then into memory; the first one says who writes from here on."""
@@ -568,28 +559,26 @@ class Session:
 def write_receipt(session, did="resumed") -> str:
     """What was found in the file of a session, and by which build; looks, and changes nothing."""
     read, bad, told = session.records, session.skipped, [f"{did} {session.path}"]
-    orphans = [text for role, text, _ in group_calls(read) if role == "orphan"]
     told += [f"  {len(read)} records read, {len(bad)} lines skipped; state: {describe_state(read)}"]
     builds = [text_of(record["build"]) for record in read if "build" in record]
     told += [f"  of build {each}, this is {BUILD}" for each in builds[-1:] if each != BUILD]
     told += [f"  skipped line {number}: {problem}" for number, problem in bad]
-    told += [f"  not sent, a result without a call: {text[:60]!r}" for text in orphans]
+    lost = (text for role, text, _ in group_calls(read) if role == "orphan")
+    told += [f"  not sent, a result without a call: {text[:60]!r}" for text in lost]
     told += [f"  call {call.name}: {judge_call(call, hash_file)}" for call in open_calls(read)]
     return "\n".join(told)
 
 # ── §8 lifecycle ──────────────────────────────────────────────────────────────────────────────────
 # A session's id is the name of its file, and its state is derived from its records.
 
-def session_id(path) -> str:
-    """The id of a session is the name of its file."""
-    return os.path.splitext(os.path.basename(path))[0]
-
 def describe_opening(session) -> dict:
     """The event that says who writes from here on: where, by which build, and with which model."""
+    git = f"git -C {shlex.quote(session.workspace)} rev-parse -q --verify HEAD 2>{os.devnull}"
     return {"event": "resumed" if session.records else "session", "format": 1, "build": BUILD,
-            "id": session_id(session.path), "cwd": session.workspace, "model": session.model,
-            "platform": sys.platform, "python": sys.version.split()[0], "pid": os.getpid(),
-            "created": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+            "id": pathlib.Path(session.path).stem, "cwd": session.workspace, "model": session.model,
+            "platform": sys.platform, "python": sys.version.split()[0], "canary": session.canary,
+            "created": time.strftime("%Y-%m-%d %H:%M:%S %z"), "commit": subprocess.getoutput(git),
+            "self": HERE.is_relative_to(os.path.realpath(session.workspace)), "pid": os.getpid()}
 
 def describe_holder(path) -> str:
     """Why a session cannot be opened: who wrote to it last, and what to do now."""
@@ -601,16 +590,14 @@ def new_session_path(folder) -> str:
     """A new, empty session file, named by date, time and a word that can be remembered."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     while True:
-        word = WORDS[os.urandom(1)[0] % len(WORDS)]
-        path = os.path.join(folder, f"{time.strftime('%Y-%m-%d_%H%M%S')}_{word}.jsonl")
+        path = os.path.join(folder, time.strftime(f"%Y-%m-%d_%H%M%S_{random.choice(WORDS)}.jsonl"))
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             return path
 
 def list_paths(folder) -> list:
     """The session files in a folder, the newest first: a name begins with date and time."""
-    paths = map(str, pathlib.Path(folder).glob("*.jsonl"))
-    return sorted(filter(os.path.isfile, paths), reverse=True)
+    return sorted(filter(os.path.isfile, pathlib.Path(folder).glob("*.jsonl")), reverse=True)
 
 def find_session(folder, target) -> str:
     """The path of a session: a path, an id, the beginning of one, or `last`; a new one for None."""
@@ -619,22 +606,21 @@ def find_session(folder, target) -> str:
     if os.path.isfile(target):
         return target
     paths = list_paths(folder)
-    found = [path for path in paths if target and session_id(path).startswith(target)]
-    found = [path for path in found if session_id(path) == target] or found
+    found = [path for path in paths if target and path.stem.startswith(target)]
+    found = [path for path in found if path.stem == target] or found
     if target == "last":  # of those that were begun
         found = sorted(filter(os.path.getsize, paths[::-1]), key=os.path.getmtime)[-1:] or paths[:1]
     if len(found) != 1:
-        ids = ", ".join(map(session_id, found)) or "none"
+        ids = ", ".join(path.stem for path in found) or "none"
         raise SessionError(f"{target!r} is no file, and must fit one id in {folder}; it fits {ids}")
-    return found[0]
+    return str(found[0])
 
 def describe_state(records) -> str:
     """Where a session stands: empty, done, waiting, or interrupted before a tool or in it."""
-    groups = group_calls(records)
-    for call in (call for _, _, calls in groups for call in calls if not call.result):
-        begun = call.started or not call.tracked
-        return f"interrupted {'in' if begun else 'before'} tool {call.name}"
-    said = [group for group in groups if group[0] in ("user", "assistant")]
+    said = [group for group in group_calls(records) if group[0] in ("user", "assistant")]
+    for call in (call for _, _, calls in said for call in calls if not call.result):
+        where = "in" if call.started or not call.tracked else "before"
+        return f"interrupted {where} tool {call.name}"
     ended = text_of(records[-1].get("state")) if records else ""
     if not said:
         return "empty"
@@ -642,35 +628,72 @@ def describe_state(records) -> str:
         return "done"
     return f"waiting for an answer ({ended})" if ended else "waiting for an answer"
 
+def take_lock(file, shared=False) -> bool:
+    """Lock a log until it is closed, so at most until the process ends; whether it was free."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl and fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
+    return False
+
+def list_sessions(session, text="") -> str:
+    """A row a session that holds a text, newest first: id, age, status, title, messages, place."""
+    rows = map(list_session, list_paths(session.folder))
+    return "\n".join(row for row in rows if text in row) or "there is no such session"
+
+def list_session(path) -> str:
+    """A row of the list, from the two ends of a file: it only looks, and marks a guess by ~."""
+    try:
+        with open(path, "rb", 0) as file:
+            about, data = os.fstat(file.fileno()), file.read(END_BYTES)
+            held, title, guess = not take_lock(file, shared=True), TITLE.search(data), ""
+            if about.st_size > END_BYTES:
+                file.seek(max(about.st_size - END_BYTES, END_BYTES))
+                tail, guess = file.read().partition(b"\n")[2], "~"
+                data = data[: data.rfind(b"\n") + 1] + tail if tail else path.read_bytes()
+    except OSError as error:
+        return f"{path.stem} | damaged: {error.strerror}"
+    lines = [*map(parse_line, data.split(b"\n"))]
+    records = [record for found, _ in lines for record in found] or [{}]
+    first, last = next((each for each in records if "cwd" in each), {}), records[-1]
+    state = text_of(last.get("state")) or describe_state(records)
+    state = f"interrupted in tool {last['tool']}" if last.get("event") == "started" else state
+    ended = last.get("event") == "turn" or state in ("done", "empty")
+    status = ["active" if held else state if ended else f"crashed, {state}"]
+    status += ["damaged" for _, problem in lines if problem][:1] + [text_of(first.get("canary"))]
+    status += ["works on itself"] * (first.get("self") is True)
+    title = title[1].decode("utf-8", "replace") if title else ""
+    count = data.count(b'"role": ') * about.st_size // (len(data) or 1)
+    row = f"{path.stem} | {(time.time() - about.st_mtime) / 3600:.1f} h"
+    row += f" | {', '.join(filter(None, status))} | {title[:60]} | {guess}{count} messages"
+    return " ".join(f"{row} | {text_of(first.get('cwd'))}".split())
+
 # ── §11 search and replay ─────────────────────────────────────────────────────────────────────────
 # A question about the past is one more way to read the same log.
 
 @tool(TOOLS, read_only=True)
 def search_sessions(session, query: str) -> str:
     """Find what was said in other sessions: messages with all words of the query, in any case."""
-    words, rows = clean(query).lower().split(), []
-    # Only a file with the bytes of each is parsed; where case changes bytes, any file.
-    spelled = [word for word in words if word == word.upper() or word.isascii()]
-    spelled = [{encode_record(word)[1:-2], json.dumps(word)[1:-1].encode()} for word in spelled]
+    words, rows, own = clean(query).lower().split(), [], pathlib.Path(session.path)
+    # Only a file with all of these bytes, or with escapes (\u4fee), is parsed.
+    fixed = [encode_record(word)[1:-2] for word in words if word.isascii() or word == word.upper()]
     for path in list_paths(session.folder) if words else ():
-        hits = []
         with contextlib.suppress(OSError):  # an unreadable file costs only itself
-            data = pathlib.Path(path).read_bytes().lower()
-            if path != session.path and all(any(map(data.__contains__, both)) for both in spelled):
-                for number, record in number_records(path):
-                    text = " ".join(text_of(record.get("content")).split())
-                    place = max(text.lower().find(words[0]) - 40, 0)
-                    if all(word in text.lower() for word in words):
-                        hits.append(f"  line {number}: {text[place : place + 120].strip()}")
-        rows += [session_id(path), *hits] if hits else []
+            data = path.read_bytes().lower()
+            maybe = all(word in data for word in fixed) or not query.isascii() and b"\\u" in data
+            for number, record in number_records(path) if path != own and maybe else ():
+                text = " ".join(text_of(record.get("content")).split())
+                place = max(text.lower().find(words[0]) - 40, 0)
+                if all(word in text.lower() for word in words):
+                    rows += [] if path.stem in rows else [path.stem]
+                    rows.append(f"  line {number}: {text[place : place + 120].strip()}")
         if len(rows) > FOUND_ROWS:
             return "\n".join([*rows[:FOUND_ROWS], "[and more: ask with more words]"])
     return "\n".join(rows) or "nothing was found"
 
 def show_session(session, target="") -> str:
     """The timeline: a row a record, with clock, tool, seconds, verdict, text, a crash in a tool."""
-    path, skipped, begun, rows = find_session(session.folder, target or session.path), [], {}, []
-    for number, record in number_records(path, skipped):
+    path, begun, rows = find_session(session.folder, target or session.path), {}, []
+    for number, record in number_records(path, rows):  # what is skipped has its place there, too
         key, moment = text_of(record.get("tool_call_id")), record.get("ts")
         moment = moment if isinstance(moment, (int, float)) and 0 <= moment < 1e10 else 0
         kind = record["role"] if record.get("role") in ROLES else record["event"]
@@ -683,11 +706,9 @@ def show_session(session, target="") -> str:
         elif kind == "resumed" and begun:
             words += ["after a crash in tool", *(tool for tool, _ in begun.values())]
         words += [call.name for call in open_calls([record])]
-        words += [text_of(record.get(name)) for name in ("tool", "verdict", "state", "reason")]
-        words = " ".join([*words, text_of(record.get("content"))]).split()
-        rows.append((number, " ".join(words)[:130]))
-    rows += [(number, f"skipped: {problem}") for number, problem in skipped]
-    rows = [f"{number:5} {row}" for number, row in sorted(rows, key=lambda row: row[0])]
+        words += [text_of(record.get(name)) for name in "tool verdict state reason content".split()]
+        rows.append(f"{number:5} " + " ".join(" ".join(words).split())[:130])
+    rows = [row if isinstance(row, str) else "{:5} skipped: {}".format(*row) for row in rows]
     return "\n".join([*rows, f"state: {describe_state(read_jsonl(path))}"])
 
 def check_session(session, target="") -> str:
@@ -704,8 +725,6 @@ def fork_session(session, target="") -> str:
     source, last = re.fullmatch(r"(?s)(.*?)(?::(\d+))?", target).groups("inf")
     source, skipped = find_session(session.folder, source or session.path), []
     records = [each for number, each in number_records(source, skipped) if number <= float(last)]
-    if not records:
-        raise SessionError(f"there is no record to copy in {source}")
     records = json.loads(json.dumps(records), parse_constant=str)  # NaN is no JSON
     told = {"role": "tool", "content": f"{FORKED}; {UNKNOWN}", "verdict": "outcome unknown"}
     added = [{**told, "tool_call_id": call.id} for call in open_calls(records)]
@@ -729,8 +748,7 @@ for text, want in [("3 mar 2026", "2026-03-03"), ("24 December 2025", "2025-12-2
     assert (got := parse_date(text)) == want, f"{text!r} gives {got!r}, not {want!r}"
 '''
 TASK = "The test of parse_date.py fails. Repair parse_date.py, and run the test until it passes."
-CAN_DO = """I am the rehearsal model: a script. I repair parse_date.py in my own demo workspace
-(start without a prompt), or "continue" that. Else start anew with OPENAI_API_KEY."""
+CAN_DO = "I am the rehearsal model: a script, for parse_date.py alone; else set OPENAI_API_KEY."
 FILE = {"path": "parse_date.py"}
 SCRIPT = (  # a pattern in the last message, then a tool and its arguments, or "" and words
     (f"(?i)^user: ({TASK}|continue|继续)", "read_file", FILE),  # whatever happened: look
@@ -757,7 +775,7 @@ def openai_model(name, show=print):
     """A model behind the Chat Completions protocol, through the openai package, streamed."""
     def ask(messages, tools):
         try:  # so late, for it takes long; in a thread, for an import cut by Ctrl-C stays broken
-            openai = ThreadPoolExecutor(1).submit(__import__, "openai").result()
+            openai = concurrent.futures.ThreadPoolExecutor(1).submit(__import__, "openai").result()
         except ImportError as error:
             raise ImportError("the openai package is missing: pip install openai") from error
         ask.client = ask.client or openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY") or "none")
@@ -793,9 +811,9 @@ def collect_reply(stream, show) -> dict:
 # ── main ──────────────────────────────────────────────────────────────────────────────────────────
 # The command line: everything that prints, asks or exits.
 
-COMMANDS = {"/search": search_sessions, "/show": show_session, "/check": check_session,
-            "/fork": fork_session, "/salvage": fork_session,
-            "/help": lambda session, text: " ".join([*COMMANDS, "/exit"])}
+COMMANDS = {"/list": list_sessions, "/search": search_sessions, "/show": show_session,
+            "/check": check_session, "/fork": fork_session, "/salvage": fork_session,
+            "/help": lambda *_: " ".join(COMMANDS), "/exit": lambda *_: sys.exit()}
 
 def show_text(text, end="\n", file=None):
     """Print text with its control characters made visible: a terminal would obey them."""
@@ -813,8 +831,9 @@ def parse_options(arguments):
     """The command line, as the docstring of this file shows it; exit code 2 where it is wrong."""
     parser = argparse.ArgumentParser(prog="tinyharness.py", add_help=False, allow_abbrev=False)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT")
-    for name, value in re.findall(r"(?m)^ {6}(--[a-z]+) ?([A-Z]?)", __doc__):
-        parser.add_argument(name, action="store" if value else "store_true")
+    kinds = {"": {"action": "store_true"}, "[": {"nargs": "?", "const": ""}}
+    for name, value in re.findall(r"(?m)^ {6}(--[a-z]+) ?(\[|[A-Z]|)", __doc__):
+        parser.add_argument(name, **kinds.get(value, {}))
     parser.add_argument("--version", action="version", version="tinyharness 0.8")
     parser.set_defaults(sessions=os.path.join(".tinyharness", "sessions"))
     return parser.parse_args(arguments)
@@ -833,10 +852,8 @@ def typed_lines() -> list:
 
 def ask_person(session, options, name, arguments):
     """Why a call is refused, or None: an answer at the terminal, if none was given for all."""
-    if options.yes:
-        return None
-    if not is_terminal():
-        return "there is no terminal to ask at; --yes allows every call"
+    if options.yes or not is_terminal():
+        return None if options.yes else "there is no terminal to ask at; --yes allows every call"
     session.inbox += typed_lines()  # typed before the question, so no answer to it
     show_text(f"{name} {json.dumps(arguments, ensure_ascii=False)}")
     answer = ""
@@ -860,94 +877,77 @@ def run_command(session, line):
     show_text(said := COMMANDS[name](session, text.strip()))
     return int(name == "/check" and not said.startswith("sound"))
 
-def take_turn(session, line, model, options) -> int:
-    """One turn: what goes wrong becomes one plain line, and an exit code."""
-    try:
-        approve = functools.partial(ask_person, session, options)
-        run_turn(session, line, model, TOOLS, approve, show_text, typed_lines)
-        return 0
-    except (Failure, SessionError) as error:
-        with contextlib.suppress(OSError):  # deleted while in use? memory has it all
-            for record in () if os.path.lexists(session.path) else session.records:
-                append_jsonl(session.path, record)
-        what = "the request failed" if isinstance(error, Failure) else "the turn stopped"
-        what = f"tinyharness: {what}: {' '.join(str(error).split())[:500]}"
-        show_text(f"{what}\nto go on: {resume_command(session.path)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        show_text(f"\ninterrupted; to go on: {resume_command(session.path)}", file=sys.stderr)
-        raise
-
-def read_prompt(options):
-    """The prompt of a single turn, "" if there is none; None where a person types."""
-    if options.prompt is None and is_terminal():
-        return None
-    piped = sys.stdin.buffer.read() if options.prompt is None and sys.stdin else b""
-    return (os.fsencode(options.prompt or "") + piped).decode("utf-8", "replace").strip()
-
-def run_session(options) -> int:
-    """Start or resume a session, and take its turns."""
-    has_key = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
-    prompt, path, code = read_prompt(options), find_session(options.sessions, options.resume), 0
-    new = options.resume is None or (options.demo and not os.path.getsize(path))
-    scripted = options.rehearse or (new and not has_key)
-    demo = os.path.join(".tinyharness", "demo", session_id(path))
-    if new and scripted and not prompt:
-        prompt, options.workspace = TASK, options.workspace or demo
-        make_demo(options.workspace)
-    model = "rehearsal" if scripted else options.model
-    try:
-        if new and prompt == "":
-            raise SessionError("there is no prompt: give one, or write it to standard input")
-        with Session(path, options.workspace, model) as session:
-            if not new:
-                show_text(write_receipt(session), file=sys.stderr)
-                if session.skipped and not session.records:
-                    raise SessionError(f"{path} holds no session; nothing is written to it")
-            options.yes |= session.model == "rehearsal" and session.workspace.endswith(demo)
-            code = take_turns(session, options, prompt, has_key) if prompt != "" else 0
-    finally:
-        if not options.resume and not code and os.path.exists(path) and not os.path.getsize(path):
-            os.unlink(path)
-    return code
-
-def take_turns(session, options, prompt, has_key) -> int:
-    """The turns of an open session: the one of the prompt, or as many as a person types."""
-    model = choose_model(session, options, has_key)
+def take_turns(session, options, model) -> int:
+    """The turn of the prompt, or one for each line that a person types; returns an exit code."""
+    approve, typed = functools.partial(ask_person, session, options), options.prompt is None
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  gives input() its line editing
-    while prompt is None:
+    while True:
         try:
-            if (line := input("> ")).strip() == "/exit":
-                return 0
-            if run_command(session, line) is None:
-                take_turn(session, line, model, options)
+            code, line = 0, input("> ") if typed else options.prompt
+            if not typed or run_command(session, line) is None:
+                code = 1  # unless the turn comes to its end
+                run_turn(session, line, model, TOOLS, approve, show_text, typed_lines)
+                code = 0
         except EOFError:
             return 0
-        except (SessionError, OSError) as error:
-            show_text(f"tinyharness: {error}", file=sys.stderr)
+        except (Failure, SessionError, OSError) as error:
+            with contextlib.suppress(OSError):  # deleted while in use? memory has it all
+                for record in () if os.path.lexists(session.path) else session.records:
+                    append_jsonl(session.path, record)
+            what = "the request failed: " if isinstance(error, Failure) else ""
+            show_text(f"tinyharness: {what}{' '.join(str(error).split())[:500]}", file=sys.stderr)
         except KeyboardInterrupt as interrupt:
-            if str(interrupt):  # a signal that ends the program
-                raise
-            show_text("(Ctrl-D ends)", file=sys.stderr)
-    code = take_turn(session, prompt, model, options)
-    code or show_text(f"to go on: {resume_command(session.path)}")
-    return code
+            code, typed = 130, typed and not str(interrupt)  # a signal ends the program
+            show_text("\ninterrupted (Ctrl-D ends)" if typed else "\ninterrupted", file=sys.stderr)
+        if session.records and (code or not typed):
+            show_text(f"to go on: {resume_command(session.path)}", file=code and sys.stderr)
+        if not typed:
+            return code
 
-def choose_model(session, options, has_key):
-    """The model of a session; SessionError if it cannot be asked, or has nowhere to work."""
-    default = os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL if has_key else "rehearsal"
-    session.model = session.model or default
+def choose_model(session, options):
+    """The model of a session; SessionError where it, its workspace or the prompt is missing."""
+    has_key = os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")
+    new, default = not options.resume, os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL
+    scripted = options.rehearse or not has_key and (new or not session.model)
+    session.model = "rehearsal" if scripted else session.model or default
+    demo = os.path.join(".tinyharness", "demo", pathlib.Path(session.path).stem)
+    if new and scripted and not options.prompt:
+        options.prompt, session.workspace = TASK, os.path.abspath(options.workspace or demo)
+        make_demo(session.workspace)
+    if options.prompt == "":
+        raise SessionError("there is no prompt: give one, or write it to standard input")
     if not os.path.isdir(session.workspace):
         raise SessionError(f"{session.workspace} is no folder; --workspace names another one")
-    if session.model == "rehearsal":
-        why = "This is a rehearsal" if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
-        if not options.rehearse:
-            show_text(f"{why}: the rehearsal model plays, an offline script", file=sys.stderr)
-        return rehearsal_model
-    if not has_key:
+    if session.model != "rehearsal" and not has_key:
         raise SessionError(f"{session.model} needs OPENAI_API_KEY or OPENAI_BASE_URL or --rehearse")
-    return openai_model(session.model, show_text)
+    if session.model != "rehearsal":
+        return openai_model(session.model, show_text)
+    options.yes |= session.workspace.endswith(demo)  # only there: nobody needs to be asked
+    if not options.rehearse:
+        why = "This is a rehearsal" if has_key else "No OPENAI_API_KEY or OPENAI_BASE_URL is set"
+        show_text(f"{why}: the rehearsal model plays, an offline script", file=sys.stderr)
+    return rehearsal_model
+
+def run_session(options) -> int:
+    """Start or resume a session, and take its turns; a new one without a word leaves no file."""
+    if options.prompt is None and not is_terminal():
+        options.prompt = sys.stdin.buffer.read() if sys.stdin else ""
+    if options.prompt is not None:  # else a person types
+        options.prompt = os.fsencode(options.prompt).decode("utf-8", "replace").strip()
+    path = find_session(options.sessions, options.resume)
+    try:
+        with Session(path, options.workspace, options.model, options.canary) as session:
+            if options.resume:
+                show_text(write_receipt(session), file=sys.stderr)
+            if session.skipped and not session.records:
+                raise SessionError(f"{path} holds no session; nothing is written to it")
+            if options.resume and options.prompt == "":
+                return 0
+            return take_turns(session, options, choose_model(session, options))
+    finally:
+        if not options.resume and os.path.exists(path) and not os.path.getsize(path):
+            os.unlink(path)
 
 def run_demo(options) -> int:
     """Kill a real agent in the middle of a tool, after its effect, and resume its session."""
@@ -956,18 +956,18 @@ def run_demo(options) -> int:
     def replace_and_die(*change, replace=replace_file):
         replace(*change)
         os.kill(os.getpid(), signal.SIGKILL)
-    path = options.resume = new_session_path(options.sessions)
-    options.rehearse, options.prompt, child = True, "", os.fork()
-    if child == 0:
-        globals()["replace_file"] = replace_and_die
+    path = new_session_path(options.sessions)
+    options.rehearse, options.prompt = True, ""
+    if (child := os.fork()) == 0:
+        globals().update(replace_file=replace_and_die, find_session=lambda *_: path)
         os._exit(run_session(options))
-    status, records = os.waitpid(child, 0)[1], read_jsonl(path)
-    if not os.WIFSIGNALED(status):
+    if os.waitpid(child, 0)[1] != signal.SIGKILL:
         raise SessionError("the agent could not work: are bash and python3 on the PATH?")
-    show_text(f"KILLED by {signal.Signals(os.WTERMSIG(status)).name}, {describe_state(records)}")
+    records = read_jsonl(path)
+    show_text(f"KILLED by SIGKILL, {describe_state(records)}")
     show_text(f"on disk: {len(records)} records, the last one {json.dumps(records[-1])[:60]} ...")
     show_text(f"$ {resume_command(path)} continue")
-    options.prompt = "continue"
+    options.resume, options.prompt = path, "continue"
     code = run_session(options)
     source = pathlib.Path(records[0]["cwd"], "parse_date.py").read_text()
     once = source.count("+ 1") == source.count("lower") == 1

@@ -457,7 +457,7 @@ UNPROTECTED = {  # what is taken out of a copy, by which text, and the check tha
         "if not (os.path.exists(self.path) and os.path.samefile(self.path, self.file.fileno())):",
         "if False:", replace_by_a_link, "another file was written to"),
     "a failed turn shows no way on": (
-        "except (Failure, SessionError) as error:", "except Failure as error:",
+        "except (Failure, SessionError, OSError) as error:", "except Failure as error:",
         cut_off_by("a write fails"), "exit code 2")}
 
 

@@ -399,10 +399,7 @@ def test_the_check_rejects_quadratic_time(reference):
 
 def test_repair_of_the_last_message_only_is_red(tmp_path):
     script = write_copy(
-        tmp_path, ("        for role, text, calls in group_calls(records):\n",
-                   "        groups = group_calls(records)\n"
-                   "        for role, text, calls in groups:\n"),
-        ("for call in sorted(calls, key=lambda call: call.arrived):",
-         "for call in [call for call in calls if call.result or calls is groups[-1][2]]:"))
+        tmp_path, ("for call in sorted(calls, key=lambda call: call.arrived):",
+                   "for call in [call for call in calls if call.result or calls is groups[-1][2]]:"))
     with pytest.raises(AssertionError, match="must be followed directly by one tool message"):
         check_histories(load_module(script), tmp_path, range(300))

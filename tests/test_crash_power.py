@@ -134,17 +134,19 @@ class Disk:
 
 def check_every_loss(disk, traces, check):
     """Replay runs; after each call, `check` each state that a power loss may leave.
-    It gets the state, the standard output so far, and the number of processes begun."""
+    It gets the state, the standard output so far, and the number of processes begun for a tool."""
     seen, begun, checked, points = "", 0, set(), 0
     for trace in traces:
-        disk.open = {}
+        before = begun
+        disk.open, spawned = {}, -1  # the first process of a run is git: which commit is it?
         for call in trace:
             if call.result is None or call.result < 0:
                 continue
             disk.replay(call)
-            begun += call.name in SPAWNS and "CLONE_THREAD" not in call.arguments
+            spawned += call.name in SPAWNS and "CLONE_THREAD" not in call.arguments
             if call.name == "write" and call.arguments.startswith("1,"):
                 seen += call.texts[0].decode()
+            begun = before + max(spawned, 0)
             points, when = points + 1, f"power lost behind call {points + 1}, {call.name}"
             for state in disk.tree.list_states():
                 if (key := (repr(state), seen, begun)) not in checked:
@@ -345,11 +347,11 @@ def test_a_record_is_on_disk_when_append_jsonl_returns():
 # ─── proofs: each sync that is left out turns it red ─────────────────────────────────────────────
 
 OPENED = ("sync_folders(self.path)", "pass")  # when a session is opened
-CREATED = ("    if not size:\n        sync_folders(path)", "    if not size:\n        pass")
+CREATED = ("    if not last:\n        sync_folders(path)", "    if not last:\n        pass")
 LEFT_OUT = {  # what is left out: (words of the failure, changes)
     "the sync of the log": (
         "printed as done, but not in the log",
-        ("write_all(file, b\"\\n\" + data if torn else data)", "file.write(data)")),
+        ('write_all(file, data if last in (b"", b"\\n") else b"\\n" + data)', "file.write(data)")),
     "the sync of a new log's folder": ("printed as done, but not in the log", OPENED, CREATED),
     "the sync of the folders above": (
         "printed as done, but not in the log",
@@ -363,7 +365,7 @@ LEFT_OUT = {  # what is left out: (words of the failure, changes)
 RESUMES = {  # which kill shows it: (words of the failure, what is left out)
     "before the log's name is synced": ("printed as done, but not in the log", OPENED),
     "before an edit's name is synced": (
-        "but the log says of 1", ('sync_folders(call.started["path"])', "pass")),
+        "but the log says of 1", ('sync_folders(call.started["path"])', "None")),
 }
 
 

@@ -155,8 +155,7 @@ def test_of_20_processes_one_owns_the_session(folder, survived):
 
 
 def test_without_the_lock_the_race_is_red(folder):
-    lock = "fcntl and fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    script = write_copy(folder, (lock, "pass"))
+    script = write_copy(folder, ("while not take_lock(self.file):", "while False:"))
     with pytest.raises(AssertionError, match="processes are in a turn of one session at once"):
         check_race(folder / "place", 3, script)
 
@@ -211,7 +210,7 @@ def test_a_tool_that_outlives_its_owner_does_not_keep_the_lock(folder):
 
 def test_a_lock_that_tools_inherit_is_red(folder):
     script = write_copy(
-        folder, ("**place)", "**place, close_fds=False)"),
+        folder, ("**how)", "**how, close_fds=False)"),
         ("        fcntl and os.register_at_fork",
          "        os.set_inheritable(self.file.fileno(), True)\n"
          "        fcntl and os.register_at_fork"))

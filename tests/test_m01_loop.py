@@ -518,7 +518,7 @@ WRONG = {  # the mistake: (the check that sees it, words of its message, old tex
 }
 TAKEN_OUT = {  # a protection of the script: (the check that sees it, words, old text, new text)
     "the blank prompt": (check_blank_prompt_changes_nothing, "changed the file",
-                         "    if not prompt.strip():\n        return words\n", ""),
+                         "    if not prompt.strip():\n        return \"\"\n", "    words = ''\n"),
     "blank typed lines": (check_typed_lines_wait_for_results, "a blank line is not stored",
                           " if line.strip()], []", "], []"),
     "cut off calls": (check_cut_off_call_is_not_run, "may be half",

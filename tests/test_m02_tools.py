@@ -48,7 +48,8 @@ def run_tools(impl, place, *calls, log=None, seconds=30) -> list:
             part(impl, "tool")({})(table[name])
 
     def model(messages, tools):
-        results[:] = [message["content"] for message in messages if message["role"] == "tool"]
+        # Asked what is worth knowing, it is shown no result, and those it was shown stay.
+        results[:] = [each["content"] for each in messages if each["role"] == "tool"] or results
         numbered = [(f"c{number}", *call) for number, call in enumerate(calls)]
         return say("好了") if messages[-1]["role"] == "tool" else ask(*numbered)
 
@@ -633,7 +634,7 @@ def check_bash_time_is_limited(impl, place):
         assert "timed out" in text or "error" in text, f"timeout {seconds!r} is no limit: {text}"
 
 
-SHORT = ("= 150, 50_000_000, 600", "= 150, 50_000_000, 0.2")
+SHORT = ("50_000_000, 600", "50_000_000, 0.2")
 
 
 def test_bash_time_is_limited(tmp_path):
@@ -787,7 +788,7 @@ FILE_PROTECTIONS = {
     "the mode": (check_files_are_replaced_whole, "the mode of the file is lost",
                  "            if path.exists():\n", "            if False:\n"),
     "tidying up": (check_full_disk_leaves_the_old_file, "a temporary file is left behind",
-                   "        temporary.unlink(missing_ok=True)\n", "        pass\n"),
+                   "        stack.callback(temporary.unlink, missing_ok=True)\n", ""),
     "the walls": (check_no_path_leads_out, "'../out/secret.txt'",
                   " or not real.is_relative_to(root)", ""),
     "walls at the name's end": (

@@ -747,7 +747,7 @@ REMOVED = [
     ("empty messages dropped", "and (text.strip() or calls)", "", "empty message", "is dropped"),
     ("(no output)", 'result if result.strip() else "(no output)"', 'result or " "',
      "empty tool content", "never empty"),
-    ("one system message", 'if role == "system":', "if False:",
+    ("one system message", 'if role in ("user", "assistant"):', 'if role != "orphan":',
      "second system message", "the first"),
     ("depth", "contextlib.suppress(ValueError, TypeError, RecursionError)",
      "contextlib.suppress(ValueError, TypeError)", check_depth, "must not end the session"),

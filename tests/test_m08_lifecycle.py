@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -143,6 +144,139 @@ def check_states(script, folder):
             assert re.findall("state: (.*)", said) == [want], f"{kind}: {said}"
 
 
+def read_list(module, sessions, text=""):
+    """The list as {id: cells}, in its order."""
+    rows = module.list_sessions(module.Session(sessions / "-"), text).splitlines()
+    return {name: cells for name, *cells in (re.split(r" *\| *", row) for row in rows)}
+
+
+def check_list(script, folder):
+    module, sessions = load_module(script), folder / "sessions"
+    long = [OPENED, say("长" * 3_000), *[answer("c1", "字" * 9_000)] * 3]
+    big = ask(call_tool("write_file", "c1", path="a", content="大" * 9_000))
+    bash = {**BEGUN, "tool": "bash"}
+    kinds = {**STATES, "long": ([*long, PROMPT], WAITS), "big": ([*long, big, bash], IN_BASH)}
+    for kind, (records, _) in kinds.items():
+        write_session(sessions / f"{kind}.jsonl", *records)
+    rows = read_list(module, sessions)
+    order = sorted(kinds, key="{}.jsonl".format, reverse=True)
+    assert [*rows] == order, "not each session once, the newest id first"
+    for kind, (records, state) in kinds.items():
+        ended = records and records[-1].get("event") == "turn"
+        want = records[-1]["state"] if ended else state
+        want = want if ended or state in ("done", "empty") else f"crashed, {state}"
+        age, status, title, count, place = rows[kind]
+        assert status == want, f"{kind} is listed as {status}"
+        asked = [record["content"] for record in records if record.get("role") == "user"]
+        assert title == "".join(asked[:1])[:60], f"{kind} has the title {title}"
+        assert age == "0.0 h" and place == ("".join(r["cwd"] for r in records if "cwd" in r)), age
+        said = sum("role" in record for record in records)
+        assert count == f"{said} messages" or (count[0] == "~" and kind in ("long", "big")), count
+
+
+DAMAGES = {  # kind: the bytes of a file that is to be listed, and marked
+    "torn": b'{"role": "user", "content": "a"}\n{"role": "user", "con', "text": b"README\n",
+    "NUL": b"\0" * 5_000, "binary": bytes(range(256)) * 30, "no message": b'{"a": 1}\n',
+    "half": '{"role": "user", "content": "长'.encode()[:-1], "deep": b"[" * 90_000,
+}
+
+
+def check_damage_is_listed(script, folder):
+    module, sessions = load_module(script), folder / "sessions"
+    write_session(sessions / "sound.jsonl", OPENED, PROMPT, GOOD, DONE)
+    for kind, data in DAMAGES.items():
+        (sessions / f"{kind}.jsonl").write_bytes(data)
+    if sys.platform == "linux":  # a file that cannot be read, for root too
+        (sessions / "unreadable.jsonl").symlink_to("/proc/self/mem")
+    (sessions / "pipe.jsonl").symlink_to("pipe")
+    os.mkfifo(sessions / "pipe")
+    forged = say("a\nb.jsonl\r\n\x1b[2Jc")
+    write_session(sessions / "forged.jsonl", {**OPENED, "cwd": "x\ny"}, forged, GOOD, DONE)
+    rows = read_list(module, sessions)
+    marked = {kind for kind, cells in rows.items() if "damaged" in " ".join(cells)}
+    assert marked == {*DAMAGES} | ({"unreadable"} & {*rows}), f"marked as damaged: {marked}"
+    assert len(rows) == len(marked) + 2 and len(rows["forged"]) == 5, f"a forged row: {rows}"
+
+
+HOLD = "import os, tinyharness; tinyharness.Session('held.jsonl').__enter__(); print(flush=True); input()"
+
+
+def check_held(script, folder):
+    module, sessions = load_module(script), folder / "sessions"
+    for name in "held", "free":
+        write_session(sessions / f"{name}.jsonl", OPENED, PROMPT, GOOD, DONE)
+    place = {"cwd": sessions, "env": make_env(folder, PYTHONPATH=str(Path(script).parent))}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **place}
+    with subprocess.Popen([sys.executable, "-c", HOLD], **pipes) as holder:
+        holder.stdout.readline()
+        status = {name: cells[1] for name, cells in read_list(module, sessions).items()}
+        assert status == {"held": "active", "free": "done"}, f"listed as {status}"
+        holder.kill()
+    assert read_list(module, sessions)["held"][1] == "done", "a killed process holds a session"
+
+
+LOOP = """import fcntl, sys, tinyharness
+file = open(sys.argv[1], "rb")
+print(flush=True)
+while tinyharness.take_lock(file, shared=True) is not None: fcntl.flock(file, fcntl.LOCK_UN)"""
+
+
+def check_a_look_is_in_nobodys_way(script, folder):
+    module, path = load_module(script), write_session(folder / "a.jsonl", OPENED, PROMPT, GOOD, DONE)
+    place = {"cwd": folder, "env": make_env(folder, PYTHONPATH=str(Path(script).parent))}
+    place["stdout"] = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", LOOP, path], **place) as looker:
+        looker.stdout.readline()
+        try:
+            for number in range(200):
+                with module.Session(path):
+                    pass
+        except module.SessionError as error:
+            raise AssertionError(f"open {number} was refused because of a look: {error}") from None
+        finally:
+            looker.kill()
+
+
+def check_only_the_ends_are_read(script, folder):
+    module, seconds = load_module(script), []
+    for count in 10, 20_000:  # the longer one has 20 MB
+        path = write_session(folder / f"{count}.jsonl", OPENED, *[say("长" * 300)] * count, GOOD, DONE)
+        looks = []
+        for _ in range(9):
+            begun = time.perf_counter()
+            module.list_session(path)
+            looks.append(time.perf_counter() - begun)
+        seconds.append(min(looks))
+    assert seconds[1] < 5 * seconds[0], f"2,000 times as long takes {seconds[1] / seconds[0]:.0f} times"
+
+
+def check_marks(script, folder):
+    own, sessions = folder / "own", folder / "own" / ".tinyharness" / "sessions"
+    own.mkdir()
+    (own / "tinyharness.py").write_text(Path(script).read_text(encoding="utf-8"), encoding="utf-8")
+    run_script(own, "你好", script=own / "tinyharness.py")
+    run_script(own, "--canary", "蓝", "你好", script=script)
+    run_script(own, "--resume", "last", "再见", script=script)
+    module = load_module(script)
+    status = {cells[1] for cells in read_list(module, sessions).values()}
+    assert status == {"done, works on itself", "done, 蓝"}, f"marked {status}"
+    assert len(read_list(module, sessions, "蓝")) == 1, "the list shows more than the canaries"
+    listed = run_script(own, "--list", script=script), run_script(own, "--list", "蓝", script=script)
+    assert [len(each.stdout.splitlines()) for each in listed] == [2, 1], listed
+
+
+def check_commit(script, folder):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", folder]
+    run_script(folder, "你好", script=script)
+    for command in ["init", "-q"], ["commit", "-qm", "一", "--allow-empty"], ["gc", "-q"]:
+        subprocess.run([*git, *command], check=True, env=make_env(folder))
+    (folder / "里").mkdir()
+    run_script(folder, "--workspace", "里", "--resume", "last", "你好", script=script)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    commits = [record["commit"] for record in read_log(folder) if "commit" in record]
+    assert commits == ["", head.strip()], f"the commits of the workspace: {commits}"
+
+
 WAIT = "; while kill -0 $PPID; do :; done"  # until the harness ends, or ends this
 ENDINGS = {  # what comes in the middle of a turn: (the model's reply, state)
     "SIGKILL before a tool": (ask(ONE), BEFORE_BASH),
@@ -169,7 +303,7 @@ def check_looking_changes_nothing(script, folder):
         return {path: (path.is_file() and path.read_bytes(), path.stat().st_ctime_ns)
                 for path in [sessions, *sessions.iterdir()]}  # a new mtime or mode is a new ctime
     before = take_stamps()
-    for option in "--search", "--check", "--show", "--resume":
+    for option in "--list", "--search", "--check", "--show", "--resume":
         looks = f"for name in {[*STATES]}: main(['--sessions', 'sessions', '{option}', name])"
         done = run_forked(folder, "--search", "修复", script=script, hook=looks, OPENAI_API_KEY="x")
         assert take_stamps() == before, f"{option} looked, and wrote"
@@ -177,8 +311,11 @@ def check_looking_changes_nothing(script, folder):
 
 
 CLAIMS = [check_ids, check_opening, check_build, check_holder, check_find, check_states,
-          check_endings, check_looking_changes_nothing]
-IDS, OPENING, BUILD, HOLDER, FIND, STATE, ENDING, LOOK = CLAIMS
+          check_endings, check_looking_changes_nothing, check_list, check_damage_is_listed,
+          check_held, check_a_look_is_in_nobodys_way, check_only_the_ends_are_read, check_marks,
+          check_commit]
+(IDS, OPENING, BUILD, HOLDER, FIND, STATE, ENDING, LOOK, LIST, DAMAGE, HELD, WAY, ENDS, MARK,
+ COMMIT) = CLAIMS
 
 
 @pytest.mark.parametrize("check", CLAIMS)
@@ -188,25 +325,44 @@ def test_lifecycle(check, folder):
 
 REMOVED = {  # name: (the check that has to see it, words of its complaint, the protection, instead)
     "making the file": (IDS, "given one file", "os.O_CREAT | os.O_EXCL", "os.O_CREAT"),
-    "the moment": (IDS, "no id", "time.strftime('%Y-%m-%d_%H%M%S')", "os.getpid()"),
-    "the time zone": (IDS, "when the session", "%H%M%S')", "%H%M%S', time.gmtime())"),
+    "the moment": (IDS, "no id", "%Y-%m-%d_%H%M%S_{", "{os.getpid()}_{"),
+    "the time zone": (IDS, "when the session", "(WORDS)}.jsonl\"))", "(WORDS)}.jsonl\", time.gmtime()))"),
     "the mode": (IDS, "others can read", "os.O_EXCL, 0o600", "os.O_EXCL, 0o644"),
     "the mode of the folder": (IDS, "others can read", "folder, mode=0o700, ", "folder, "),
     "who goes on": (OPENING, "does not say .*resumed", '"resumed" if session.records else ', ""),
     "the system": (OPENING, "does not say .*platform", '"platform": sys.platform, ', ""),
     "the Python": (OPENING, "does not say .*python", '"python": sys.version.split()[0], ', ""),
-    "the build": (BUILD, "have one name", "pathlib.Path(__file__).read_bytes()", "b''"),
+    "the build": (BUILD, "have one name", "HERE.read_bytes()", "b''"),
     "silence": (BUILD, "it is the same", "builds[-1:] if each != BUILD", "builds[-1:]"),
     "the last build": (BUILD, "the way back", "in builds[-1:] if", "in builds[:1] if"),
     "the last writer": (HOLDER, "who wrote last", "or [{}])[-1]", "or [{}])[0]"),
     "a path first": (FIND, "lynx opens", "if os.path.isfile(target):", "if False:"),
-    "a whole id": (FIND, "otter opens", "if session_id(path) == target] or found", "]"),
+    "a whole id": (FIND, "otter opens", "if path.stem == target] or found", "]"),
     "the one used last": (FIND, "last opens", "key=os.path.getmtime", "key=str"),
-    "files only": (FIND, "last opens", "filter(os.path.isfile, paths)", "paths"),
-    "another log": (STATE, "chapter's", "= call.started or not call.tracked", "= call.started"),
+    "files only": (FIND, "last opens", "filter(os.path.isfile, pathlib", "filter(None, pathlib"),
+    "another log": (STATE, "chapter's", " or not call.tracked else \"b", " else \"b"),
     "an open end": (STATE, "aborted is called done", "and not said[-1][2]", ""),
     "a silent end": (STATE, "without a word", 'ended == "done" or ', ""),
     "the ending": (ENDING, "after SIGTERM", '"aborted", "reason"', '"error", "reason"'),
+    "the newest first": (LIST, "not each session", "\"*.jsonl\")), reverse=True)", "\"*.jsonl\")))"),
+    "the turn's end": (LIST, "is listed as", 'text_of(last.get("state")) or d', "d"),
+    "what is in no tool": (LIST, "is listed as crashed, ", ' or state in ("done", "empty")', ""),
+    "a call out of sight": (LIST, "big is listed", 'if last.get("event") == "started" else', "if 0 else"),
+    "a long title": (LIST, "has the title", "TITLE.search(data), ", "TITLE.search(b''), "),
+    "whole lines": (LIST, "long is listed", '.partition(b"\\n")[2], "~"', ', "~"'),
+    "a mark": (DAMAGE, "marked as damaged", '["damaged" for', '["" for'),
+    "a file of one line": (DAMAGE, "marked as", "if tail else path.read_bytes()", ""),
+    "one row each": (DAMAGE, "a forged row", """" ".join(f"{row} | {text_of(first.get('cwd'))}".split())""",
+                     """f"{row} | {text_of(first.get('cwd'))}\"""" ),
+    "the lock": (HELD, "listed as", "held, title, guess = not take_lock(file, shared=True)",
+                 "held, title, guess = False"),
+    "a second try": (WAY, "refused because of a look",
+                     "if not take_lock(self.file, shared=True):", "if True:"),
+    "the ends alone": (ENDS, "times as long takes", "file.read(END_BYTES)", "file.read()"),
+    "itself": (MARK, "marked", '"self": HERE', '"own": HERE'),
+    "the canary": (MARK, "marked", ', "canary": session.canary', ""),
+    "just those": (MARK, "more than the canaries", " if text in row", ""),
+    "the commit": (COMMIT, "commits", ', "commit": subprocess.getoutput(git)', ""),
     "looking": (LOOK, "--check", "seen.records = r", "seen.records = os.utime(seen.path) or r"),
     "a quiet resume": (LOOK, "--resume", "        return self\n", "        self.append({})\n"),
 }

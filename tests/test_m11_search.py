@@ -277,9 +277,10 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
     "bytes as they are in the file": (
         check_search, "encode_record(word)[1:-2]", "json.dumps(word)[1:-1].encode()"),
     "letters with another case": (check_search, "word == word.upper()", "word"),
+    "files with escapes": (check_search_finds_escapes, 'b"\\\\u" in data', "False"),
     "the newest first": (check_search, "reverse=True", "reverse=False"),
     "the running session left out": (
-        check_search_as_tool, "path != session.path and", "True and"),
+        check_search_as_tool, "path != own and", "True and"),
     "ordinary prompts": (check_commands, "if name not in COMMANDS:", 'if name[:1] != "/":'),
 }
 

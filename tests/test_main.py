@@ -388,7 +388,8 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
         check_demo, "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)"),
     "the question before a change": (check_approval, "if approve and not", "if None and not"),
     "distrust of other models": (
-        check_only_the_rehearsal_is_trusted, 'session.model == "rehearsal" and session.workspace', "session.workspace"),
+        check_only_the_rehearsal_is_trusted, '    if session.model != "rehearsal":\n',
+        '    options.yes |= session.workspace.endswith(demo)\n    if session.model != "rehearsal":\n'),
     "the exception for reading": (check_approval, "not tool.read_only and", "True and"),
     "NO_COLOR": (
         check_terminal, "print(text, end=end,", 'print(f"\\x1b[32m{text}\\x1b[0m", end=end,'),

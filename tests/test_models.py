@@ -32,9 +32,9 @@ TEXT = "修复完成 ✅ 👩‍🚀 done,\n再见"
 
 # ─── the real command line, for test_main and test_m07_resume too ────────────────────────────────
 
-def break_script(folder, *replacements) -> Path:
+def break_script(folder, *replacements, script=SCRIPT) -> Path:
     """A copy of the script without a protection; it is an error if that is not there any more."""
-    source = SCRIPT.read_text(encoding="utf-8")
+    source = script.read_text(encoding="utf-8")
     for old, new in replacements:
         if source.count(old) != 1:
             pytest.fail(f"{source.count(old)} times in the script, not once: {old!r}")
@@ -541,7 +541,7 @@ REMOVED = {  # name: (the check that has to see it, the protection, what is ther
         "if part.id or part.function.name:", "if part.id:"),
     "the plain line": (
         functools.partial(check_failure, kind="401"),
-        "except (Failure, SessionError) as", "except SessionError as"),
+        "except (Failure, SessionError, OSError) as", "except (SessionError, OSError) as"),
     "refusing half a reply": (
         functools.partial(check_failure, kind="ended in the middle"),
         'if not reply["finish_reason"]:', "if False:"),
