@@ -2,6 +2,7 @@
 
     python tests/bench.py [--folder DIR]    DIR: on the disk to be measured; else the temporary one
 
+An old session is resumed beside a young one of the same conversation.
 Every figure is a ratio of medians. What is compared runs interleaved, in one run; what is loaded,
 in a child process of its own, because memory that was once used is never given back.
 """
@@ -25,9 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tinyharness  # noqa: E402  the script stands beside this folder
+from crash_tools import load_module  # noqa: E402
 
 COUNTS = (100, 1_000, 10_000, 100_000)
 INSERT = "insert into messages (session, data) values (?, ?)"
+AGES = (10_000, 1_000_000)  # records of two sessions with one conversation; the older has 2 GB
 APPENDS, LOADS, SLOW_WRITES = 200, 5, 3
 MESSAGE_CHARACTERS = 2_110  # with one short `started` in five records: 194 MB for 100,000 of them
 CODE = 'for text, want in [("3 mar 2026", "2026-03-03")]:\n    assert parse_date(text) == want\n'
@@ -188,6 +191,18 @@ def read_and_keep(path):
     return [json.loads(line) for line in open(path, encoding="utf-8")]
 
 
+def load_whole():
+    """The script with §9, which is a patch so far, as a module."""
+    import whole_script  # only here: it makes a copy of the script
+    return load_module(whole_script.SCRIPT)
+
+
+def resume(path):
+    """Open a session as far as its first request."""
+    with load_whole().Session(path) as session:
+        return session.messages()
+
+
 READERS = {"plain": read_plainly, "kept": read_and_keep, "load_session": tinyharness.load_session,
            "nothing": lambda path: None}
 
@@ -195,7 +210,7 @@ READERS = {"plain": read_plainly, "kept": read_and_keep, "load_session": tinyhar
 def load_once(name, path) -> list:
     """Return the seconds that a reader takes, and the peak of this process in bytes."""
     start = time.perf_counter()
-    held = READERS[name](path)
+    held = (READERS | {"resume": resume})[name](path)
     seconds = time.perf_counter() - start
     del held
     return [seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024]
@@ -212,6 +227,51 @@ def measure_loads(path) -> dict[str, tuple[float, float]]:
     base = statistics.median(peaks["nothing"])
     return {name: (statistics.median(seconds[name]), statistics.median(peaks[name]) - base)
             for name in READERS}
+
+
+# ─── checkpoints: how old a session is, and what they cost ───────────────────────────────────────
+
+def write_aged(folder, *paths):
+    """Write sessions of the AGES that end alike: a checkpoint of 2,000 messages, then 1,000."""
+    path, whole = os.path.join(folder, "young.jsonl"), load_whole()
+    write_log(path, 2_500)
+    with whole.Session(path) as session:
+        whole.add_checkpoint(session)
+        for _ in range(1_000):
+            session.append({"role": "user", "content": fill(CHINESE, MESSAGE_CHARACTERS)})
+    with open(path, "rb") as file:
+        head, *lines = file
+    chunk, end = b"".join(lines[:2_500]), b"".join(lines[2_500:])
+    os.remove(path)
+    for count, aged in zip(AGES, paths):
+        with open(aged, "wb") as file:
+            file.write(head)
+            for _ in range(count // 2_500):
+                file.write(chunk)
+            file.write(end)
+
+
+def measure_resumes(paths) -> list[tuple[float, float]]:
+    """Return the median seconds and peak bytes above the interpreter's own, for each session."""
+    found = {("nothing", paths[0]): [], **{("resume", path): [] for path in paths}}
+    for _ in range(LOADS):
+        for name, path in found:
+            found[name, path].append(run_child("load_once", name, path))
+    base, *each = [[statistics.median(column) for column in zip(*runs)] for runs in found.values()]
+    return [(seconds, peak - base[1]) for seconds, peak in each]
+
+
+def measure_share(path, turns, thought) -> float:
+    """Return the part of all bytes that is checkpoints, behind so many turns of such a thought."""
+    reply = {"role": "assistant", "content": fill(CODE, MESSAGE_CHARACTERS)}
+    reply["reasoning_content"], whole = fill(CODE, int(thought)), load_whole()
+    with whole.Session(path, os.path.dirname(path), "bench") as session:
+        for _ in range(int(turns)):
+            whole.run_turn(session, fill(CHINESE, MESSAGE_CHARACTERS // 2),
+                                 lambda messages, tools: reply, show=lambda text: None)
+    with open(path, "rb") as file:
+        found = [len(line) for line in file if line.startswith(whole.CHECKPOINT[1:])]
+    return sum(found) / os.path.getsize(path)
 
 
 # ─── the table ───────────────────────────────────────────────────────────────────────────────────
@@ -253,13 +313,66 @@ def list_load_rows(folder):
         os.remove(path)
 
 
+def list_checkpoint_rows(folder):
+    """Yield the rows on checkpoints: an old session beside a young one, and what they cost."""
+    for kind, turns, thought in (("summed up", 400, 0), ("grown", 60, 100 * MESSAGE_CHARACTERS)):
+        path = os.path.join(folder, f"{kind}.jsonl")
+        share = run_child("measure_share", path, str(turns), str(thought))
+        yield (f"bytes of checkpoints / all bytes, {kind}", turns * 3, share, "<= 0.1",
+               f"of {os.path.getsize(path) / 1e6:.1f} MB")
+        os.remove(path)
+    if shutil.disk_usage(folder).free > 3e9:
+        paths = [os.path.join(folder, f"aged-{count}.jsonl") for count in AGES]
+        run_child("write_aged", folder, *paths)
+        (young, less), (old, more) = measure_resumes(paths)
+        yield (f"resume / that of {AGES[0]:,} records", AGES[1], old / young, "<= 1.5",
+               f"{old:.3f} s / {young:.3f} s, of {os.path.getsize(paths[1]) / 1e6:,.0f} MB")
+        yield (f"its peak memory / that of {AGES[0]:,} records", AGES[1], more / less, "<= 1.5",
+               f"{more / 1e6:.1f} MB / {less / 1e6:.1f} MB, above the interpreter's own")
+        for path in paths:
+            os.remove(path)
+
+
+def list_look_rows(folder):
+    """Yield the rows on looking at a thousand sessions: the list of them, and a search in them."""
+    session = tinyharness.Session(os.path.join(folder, "many", "-"))
+    os.mkdir(session.folder)
+    turn = b"".join(map(tinyharness.encode_record, [{"event": "session", "cwd": "/w"}, *make_turn(0)]))
+    for number in range(1_000):
+        name = f"2026-11-30_{number:06d}_otter.jsonl"
+        with open(os.path.join(session.folder, name), "wb") as file:
+            file.write(turn * 16 + b'{"event": "turn", "state": "done"}\n')
+    def look():
+        for entry in os.scandir(session.folder):
+            entry.stat()
+    def parse():
+        for path in tinyharness.list_paths(session.folder):
+            tinyharness.describe_state(tinyharness.read_jsonl(path))
+    def find():
+        tinyharness.search_sessions(session, "needle")
+    ways = {"look": look, "list": lambda: tinyharness.list_sessions(session), "search": find}
+    grep = ["grep", "-cir", "needle", session.folder]
+    ways |= {"parse": parse, "grep": lambda: subprocess.run(grep, stdout=subprocess.DEVNULL)}
+    times = {name: [] for name in ways}
+    for _ in range(LOADS):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            times[name].append(time.perf_counter() - start)
+    times = {name: statistics.median(each) for name, each in times.items()}
+    for name, other, aim in ("list", "look", "<= 6"), ("parse", "look", ""), ("search", "grep", "<= 2"):
+        yield (f"1,000 sessions: {name} / {other}", 80_000, times[name] / times[other], aim,
+               f"{times[name]:.3f} s / {times[other]:.3f} s")
+    shutil.rmtree(session.folder)
+
+
 def print_table(folder):
     """Measure, and print each row as soon as it is known."""
-    print(f"| {'figure':50} | {'records':>7} | {'ratio':>9} | target | measured |")
-    print(f"|{'-' * 52}|{'-' * 8}:|{'-' * 10}:|{'-' * 8}|{'-' * 10}|")
-    for rows in (list_append_rows(folder), list_load_rows(folder)):
-        for figure, count, ratio, aim, measured in rows:
-            row = f"| {figure:50} | {count:7,} | {ratio:9,.2f} | {aim:6} | {measured} |"
+    print(f"| {'figure':50} | {'records':>9} | {'ratio':>9} | target | measured |")
+    print(f"|{'-' * 52}|{'-' * 10}:|{'-' * 10}:|{'-' * 8}|{'-' * 10}|")
+    for rows in (list_append_rows, list_load_rows, list_look_rows, list_checkpoint_rows):
+        for figure, count, ratio, aim, measured in rows(folder):
+            row = f"| {figure:50} | {count:9,} | {ratio:9,.2f} | {aim:6} | {measured} |"
             print(row, flush=True)
 
 
