@@ -59,7 +59,7 @@ JSON_TYPES = {"str": {"type": "string"}, "int": {"type": "integer"}, "float": {"
               "bool": {"type": "boolean"}, "list": {"type": "array"}, "dict": {"type": "object"}}
 ROLES = ("system", "user", "assistant", "tool")
 GAP = re.compile(r"[\s\0\ufeff,]*")  # between records: white space, NUL blocks, BOMs, commas
-TITLE = re.compile(rb'{"role": "user", "content": "((?:[^"\\]|\\.){,199})')
+TITLE = re.compile(rb'{"role": ?"user", ?"content": ?"((?:[^"\\]|\\.){,199})')
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 STRICT = json.JSONDecoder(parse_constant=int).decode  # int() refuses NaN, which is no JSON
 DECODE = json.JSONDecoder().raw_decode
@@ -511,9 +511,9 @@ class Session(contextlib.ExitStack):
     def __enter__(self):
         try:
             self.file = self.enter_context(open_log(self.path))  # closed where `with` ends
-            while not take_lock(self.file):
-                if not take_lock(self.file, shared=True):  # else it was only a list that looked
-                    raise SessionError(describe_holder(self.path))
+            # A list that looks holds it too, but only for an instant.
+            if not any(take_lock(self.file) for _ in range(10_000)):
+                raise SessionError(describe_holder(self.path))
             sync_folders(self.path)  # its creator may have been killed before that
             self.records = read_jsonl(self.path, self.skipped)
         except OSError as error:
@@ -644,28 +644,29 @@ def list_session(path) -> str:
     """A row of the list, from the two ends of a file: it only looks, and marks a guess by ~."""
     try:
         with open(path, "rb", 0) as file:
-            about, data = os.fstat(file.fileno()), file.read(END_BYTES)
-            held, title, guess = not take_lock(file, shared=True), TITLE.search(data), ""
-            if about.st_size > END_BYTES:
-                file.seek(max(about.st_size - END_BYTES, END_BYTES))
-                tail, guess = file.read().partition(b"\n")[2], "~"
-                data = data[: data.rfind(b"\n") + 1] + tail if tail else path.read_bytes()
+            about, head = os.fstat(file.fileno()), file.read(END_BYTES)
+            file.seek(max(about.st_size - END_BYTES, 0))
+            tail, guess = file.read(), "~" * (about.st_size > END_BYTES)
+            tail = tail.partition(b"\n")[2] or path.read_bytes() if guess else tail
+            held = not take_lock(file, shared=True)
     except OSError as error:
-        return f"{path.stem} | damaged: {error.strerror}"
-    lines = [*map(parse_line, data.split(b"\n"))]
+        return f"{path.stem} | unreadable: {error.strerror}"
+    opening, lines = ([*map(parse_line, data.split(b"\n"))] for data in (head, tail))
+    opening = opening[:-1] + lines  # the last line of the head may be cut
     records = [record for found, _ in lines for record in found] or [{}]
-    first, last = next((each for each in records if "cwd" in each), {}), records[-1]
-    state = text_of(last.get("state")) or describe_state(records)
-    state = f"interrupted in tool {last['tool']}" if last.get("event") == "started" else state
-    ended = last.get("event") == "turn" or state in ("done", "empty")
-    status = ["active" if held else state if ended else f"crashed, {state}"]
-    status += ["damaged" for _, problem in lines if problem][:1] + [text_of(first.get("canary"))]
+    first = next((each for found, _ in opening for each in found if "cwd" in each), {})
+    last, end = records[-1], describe_state([{"role": "user", "content": guess}, *records])
+    end = f"interrupted in tool {last.get('tool')}" if last.get("event") == "started" else end
+    end = end if end in ("done", "empty") else f"crashed, {end}"
+    end = text_of(last.get("state")) or end  # of a turn that was closed
+    status = ["active" if held else end, *["damaged" for _, problem in opening if problem][:1]]
+    status += [f"canary {text_of(first['canary'])}"] if first.get("canary") else []
     status += ["works on itself"] * (first.get("self") is True)
-    title = title[1].decode("utf-8", "replace") if title else ""
-    count = data.count(b'"role": ') * about.st_size // (len(data) or 1)
-    row = f"{path.stem} | {(time.time() - about.st_mtime) / 3600:.1f} h"
-    row += f" | {', '.join(filter(None, status))} | {title[:60]} | {guess}{count} messages"
-    return " ".join(f"{row} | {text_of(first.get('cwd'))}".split())
+    title = TITLE.search(head + b'{"role": "user", "content": "')[1].decode("utf-8", "replace")
+    count = tail.count(b'"role":') * about.st_size // (len(tail) or 1)
+    row = f"{path.stem} | {(time.time() - about.st_mtime) / 3600:.1f} h | {', '.join(status)}"
+    row += f" | {title[:60]} | {guess}{count} messages | {text_of(first.get('cwd'))}"
+    return " ".join(row.split())
 
 # ── §11 search and replay ─────────────────────────────────────────────────────────────────────────
 # A question about the past is one more way to read the same log.
@@ -956,8 +957,7 @@ def run_demo(options) -> int:
     def replace_and_die(*change, replace=replace_file):
         replace(*change)
         os.kill(os.getpid(), signal.SIGKILL)
-    path = new_session_path(options.sessions)
-    options.rehearse, options.prompt = True, ""
+    path, options.rehearse, options.prompt = new_session_path(options.sessions), True, ""
     if (child := os.fork()) == 0:
         globals().update(replace_file=replace_and_die, find_session=lambda *_: path)
         os._exit(run_session(options))
